@@ -1,0 +1,126 @@
+"""Outputs that appear complete or not at all.
+
+Everything is written under a temporary sibling name, flushed to the disk and then
+renamed. A reader therefore never meets half a file, whatever kills the writer.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from recmodels._src.errors import UserError
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Refuses an output that exists, unless it may be overwritten.
+
+    Call it before long work, so that the refusal comes at once.
+
+    Args:
+      path: where the output will be.
+      overwrite: whether an existing output may be replaced.
+
+    Raises:
+      UserError: `path` exists and `overwrite` is false, or `path` cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists already; choose another name or pass --overwrite")
+    blocker = next((p for p in path.absolute().parents if p.exists()), None)
+    if blocker is not None and not blocker.is_dir():
+        raise UserError(f"{path} cannot be written: {blocker} is a file, not a folder")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary path that becomes the file `path` when the block succeeds.
+
+    Args:
+      path: final name; missing parent folders are made.
+      overwrite: whether an existing file may be replaced.
+
+    Yields:
+      The sibling path to write to.
+
+    Raises:
+      UserError: `path` exists and `overwrite` is false.
+    """
+    check_output(path, overwrite=overwrite)
+    temporary = _sibling(path, "tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder that becomes the folder `path` when the block succeeds.
+
+    An existing folder is kept until the new one is complete and comes back if the last
+    rename fails.
+
+    Args:
+      path: final name; missing parent folders are made.
+      overwrite: whether an existing output may be replaced.
+
+    Yields:
+      The empty sibling folder to write into.
+
+    Raises:
+      UserError: `path` exists and `overwrite` is false.
+    """
+    check_output(path, overwrite=overwrite)
+    temporary = _sibling(path, "tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for entry in sorted(temporary.rglob("*")):
+            _sync(entry)
+        _sync(temporary)
+        _swap_in(temporary, path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap_in(new: Path, path: Path) -> None:
+    # A folder cannot be renamed onto a non-empty one, so the old one steps aside first.
+    old = _sibling(path, "old")
+    _remove(old)
+    had_old = path.exists()
+    if had_old:
+        os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except OSError:
+        if had_old:
+            os.replace(old, path)
+        raise
+    _remove(old)
+
+
+def _sibling(path: Path, kind: str) -> Path:
+    return path.absolute().parent / f".{path.absolute().name}.{kind}-{os.getpid()}"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

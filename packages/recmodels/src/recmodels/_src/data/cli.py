@@ -1,0 +1,120 @@
+"""The `prepare` command."""
+
+import argparse
+from pathlib import Path
+
+from recmodels._src.data.loaders import FORMATS
+from recmodels._src.data.prepare import prepare, prepare_synthetic
+from recmodels._src.errors import UserError
+
+_EPILOG = """\
+formats:
+  yambda-flat        parquet, one row per listen: uid, timestamp, item_id
+  yambda-sequential  parquet, one row per user with lists
+  csv, tsv, parquet  any columns; name them with --user, --item and --time
+  movielens-dat      user::item::rating::time
+  movielens-udata    user<TAB>item<TAB>rating<TAB>time
+  user-lines         one user per line: user item item ...
+  pairs              one interaction per line: user item
+Text files may be gzipped. Ids are integers or any strings; they are renumbered, and every
+answer is in your ids. Events are sorted by user and time; events at the same time keep the
+order of the file. Without timestamps the order of the file is the order in time.
+
+examples:
+  recmodels prepare listens.parquet --format yambda-flat --min-interactions 31 --out store
+  recmodels prepare events.csv --format csv --user user_id --item sku --time ts --out store
+  recmodels prepare ratings.csv --format csv --no-header --user 1 --item 2 --time 4 --out store
+  recmodels prepare ml-100k.inter --format tsv --user user_id:token --item item_id:token \\
+      --time timestamp:float --out store
+  recmodels prepare --synthetic --out store
+"""
+
+_SYNTHETIC_OPTIONS = ("num_users", "num_items", "seed")
+
+
+def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `prepare` to the commands.
+
+    The parsed arguments carry `run`: a function of the arguments that does the work, prints
+    the report and returns the exit status.
+
+    Args:
+      subparsers: what `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "prepare",
+        help="turn a file of interactions into a sequence store",
+        description="Turns a file of interactions into a sequence store.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="the file to read")
+    parser.add_argument("--out", required=True, type=Path, metavar="STORE", help="folder to make")
+    parser.add_argument("--format", metavar="F", help=f"one of {', '.join(FORMATS)}")
+    parser.add_argument("--user", metavar="COLUMN", help="user column: name, or number from 1")
+    parser.add_argument("--item", metavar="COLUMN", help="item column: name, or number from 1")
+    parser.add_argument(
+        "--time", metavar="COLUMN", help="time column; without it the order of the file counts"
+    )
+    parser.add_argument(
+        "--no-header", action="store_true", help="the csv or tsv file has no line of names"
+    )
+    parser.add_argument(
+        "--min-interactions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="leave out users with fewer events (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-played-pct",
+        type=int,
+        default=0,
+        metavar="P",
+        help="leave out listens played less than P percent, Yambda formats (default: keep all)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing STORE")
+    group = parser.add_argument_group("generated data")
+    group.add_argument("--synthetic", action="store_true", help="generate the interactions")
+    group.add_argument("--num-users", type=int, metavar="N", help="users (default: 4000)")
+    group.add_argument("--num-items", type=int, metavar="N", help="items (default: 24000)")
+    group.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    common = {
+        "min_interactions": args.min_interactions,
+        "min_played_pct": args.min_played_pct,
+        "overwrite": args.overwrite,
+        "progress": True,
+    }
+    given = {name: getattr(args, name) for name in _SYNTHETIC_OPTIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    columns = {"user": args.user, "item": args.item, "time": args.time}
+    if args.synthetic:
+        fixed = {"PATH": args.path, "--format": args.format, "--no-header": args.no_header or None}
+        fixed |= {f"--{name}": value for name, value in columns.items()}
+        _refuse("does not go with --synthetic", fixed)
+        report = prepare_synthetic(args.out, **given, **common)
+    else:
+        flags = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+        _refuse("needs --synthetic", flags)
+        if args.path is None or args.format is None:
+            missing = "PATH" if args.path is None else "--format"
+            raise UserError(
+                f"{missing} is missing; give PATH and --format (one of {', '.join(FORMATS)}), "
+                "or --synthetic"
+            )
+        report = prepare(
+            args.path, args.out, format=args.format, has_header=not args.no_header, **columns,
+            **common,
+        )  # fmt: skip
+    print(report)
+    return 0
+
+
+def _refuse(why: str, options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise UserError(f"{option} {why}; leave one of them out")

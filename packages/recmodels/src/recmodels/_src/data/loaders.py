@@ -1,0 +1,123 @@
+"""The formats that can be read, and the one function that reads them.
+
+Every reader returns the raw columns of the file in file order, nulls included, so that a
+message can name the row of a bad value; `sequences.py` checks and numbers them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+import polars as pl
+
+from recmodels._src.data import line_formats, table_formats
+from recmodels._src.data.raw import RawEvents
+from recmodels._src.data.table_formats import TableColumns
+from recmodels._src.errors import UserError
+
+Format = Literal[
+    "yambda-flat",
+    "yambda-sequential",
+    "csv",
+    "tsv",
+    "parquet",
+    "movielens-dat",
+    "movielens-udata",
+    "user-lines",
+    "pairs",
+]
+FORMATS: tuple[str, ...] = get_args(Format)
+"""Names of all formats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    read: Callable[[Path, TableColumns], RawEvents]
+    named_columns: bool = False  # whether the user names the columns
+    header_optional: bool = False
+    played_pct: bool = False  # whether the format has a played ratio
+
+
+_READERS: dict[str, _Reader] = {
+    "yambda-flat": _Reader(table_formats.read_yambda_flat, played_pct=True),
+    "yambda-sequential": _Reader(table_formats.read_yambda_sequential, played_pct=True),
+    "csv": _Reader(table_formats.read_csv, named_columns=True, header_optional=True),
+    "tsv": _Reader(table_formats.read_tsv, named_columns=True, header_optional=True),
+    "parquet": _Reader(table_formats.read_parquet, named_columns=True),
+    "movielens-dat": _Reader(line_formats.read_movielens_dat),
+    "movielens-udata": _Reader(table_formats.read_movielens_udata),
+    "user-lines": _Reader(line_formats.read_user_lines),
+    "pairs": _Reader(line_formats.read_pairs),
+}
+
+
+def read_events(
+    path: str | Path,
+    format: str,
+    columns: TableColumns = TableColumns(),
+    *,
+    min_played_pct: int = 0,
+) -> RawEvents:
+    """Reads the events of a file.
+
+    Args:
+      path: the file.
+      format: one of `FORMATS`.
+      columns: names of the columns, for csv, tsv and parquet.
+      min_played_pct: only checked here: 0 unless the format has a played ratio.
+
+    Returns:
+      The raw columns.
+
+    Raises:
+      UserError: the format is unknown, an option does not belong to it, or the file is
+        missing, empty or of another format.
+    """
+    if format not in _READERS:
+        raise UserError(f"`format` must be one of {', '.join(FORMATS)}; got {format!r}")
+    reader = _READERS[format]
+    _check_options(format, reader, columns, min_played_pct)
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; check the path of the input file")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the file in it to read")
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty; a file with interactions is needed")
+    with _as_user_errors(path, format):
+        events = reader.read(path, columns)
+    if events.frame.height == 0:
+        raise UserError(f"{path} has no interactions; a file with interactions is needed")
+    return events
+
+
+def _check_options(
+    format: str, reader: _Reader, columns: TableColumns, min_played_pct: int
+) -> None:
+    # An option that does nothing would be a silent mistake, so it is refused.
+    if not reader.named_columns:
+        for option in ("user", "item", "time"):
+            if getattr(columns, option) is not None:
+                raise UserError(
+                    f"--{option} is for csv, tsv and parquet; the columns of {format} are fixed"
+                )
+    if not columns.has_header and not reader.header_optional:
+        raise UserError(f"--no-header is for csv and tsv; got format {format}")
+    if min_played_pct and not reader.played_pct:
+        raise UserError(f"--min-played-pct is for the yambda formats; got format {format}")
+
+
+@contextmanager
+def _as_user_errors(path: Path, format: str) -> Iterator[None]:
+    # Whatever the parser dislikes means: not a (whole) file of that format.
+    try:
+        yield
+    except pl.exceptions.NoDataError as error:
+        raise UserError(f"{path} is empty; a file with interactions is needed") from error
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        raise UserError(
+            f"{path} is not a readable {format} file: {reason}; check --format and the file"
+        ) from error

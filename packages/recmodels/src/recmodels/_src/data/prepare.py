@@ -1,0 +1,216 @@
+"""`prepare`: from a file of interactions to a sequence store, with a report."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from recmodels._src.atomic import check_output
+from recmodels._src.data.loaders import read_events
+from recmodels._src.data.sequences import build_sequences
+from recmodels._src.data.splits import Split
+from recmodels._src.data.store import SequenceStore, write_store
+from recmodels._src.data.synthetic import write_synthetic_interactions
+from recmodels._src.data.table_formats import TableColumns
+from recmodels._src.errors import UserError
+
+_BAR_DELAY_S = 2.0  # no bar for what is over before one can read it
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareReport:
+    """What was prepared; `str()` of it is the report that the command line prints."""
+
+    path: Path
+    """The sequence store."""
+    num_users: int
+    """Users in the store."""
+    num_items: int
+    """Distinct items in the store."""
+    num_interactions: int
+    """Events in the store."""
+    lengths: dict[str, int]
+    """`min`, `median`, `p90` and `max` number of events of a user."""
+    skipped: dict[str, int]
+    """Events left out, by reason."""
+    num_single_event_users: int
+    """Users with one event: in the store, in no training window."""
+    num_evaluated: dict[str, int]
+    """Users long enough to be evaluated, by protocol (8 targets)."""
+
+    def __str__(self) -> str:
+        """The report as text of a few lines."""
+        lengths = " / ".join(f"{value:,}" for value in self.lengths.values())
+        lines = [
+            f"sequence store  {self.path}",
+            f"users           {self.num_users:,}",
+            f"items           {self.num_items:,}",
+            f"interactions    {self.num_interactions:,}",
+            f"length          {lengths}  ({' / '.join(self.lengths)})",
+        ]
+        if self.num_single_event_users:
+            lines.append(f"one event only  {self.num_single_event_users:,} users, kept")
+        for protocol, count in self.num_evaluated.items():
+            short = self.num_users - count
+            lines.append(
+                f"{protocol:<15} {count:,} users to evaluate, {short:,} shorter than "
+                f"{Split(protocol).min_length}"
+            )
+        for reason, count in self.skipped.items():
+            lines.append(f"skipped         {count:,} events: {reason}")
+        return "\n".join(lines)
+
+
+def prepare(
+    path: str | Path,
+    out: str | Path,
+    *,
+    format: str,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    has_header: bool = True,
+    min_interactions: int = 1,
+    min_played_pct: int = 0,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> PrepareReport:
+    """Reads a file of interactions and writes a sequence store.
+
+    Args:
+      path: the file; text formats may be gzipped.
+      out: folder to make; it appears complete or not at all.
+      format: one of `recmodels.FORMATS`.
+      user: user column of a csv, tsv or parquet file: its name, or its number counted from 1
+        when there is no header.
+      item: the item column, likewise.
+      time: the time column, likewise; None keeps the order of the file.
+      has_header: whether a csv or tsv file starts with the names of its columns.
+      min_interactions: leave out users with fewer events.
+      min_played_pct: leave out listens played less than this (Yambda formats).
+      overwrite: replace `out` if it exists.
+      progress: show a bar on stderr when it takes longer than two seconds.
+
+    Returns:
+      The report.
+
+    Raises:
+      UserError: an option or the file is wrong, or `out` exists.
+    """
+    columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
+    source = {"name": Path(path).name, "format": format}
+    return _prepare(
+        Path(path), Path(out), format, columns, source, min_interactions, min_played_pct,
+        overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+
+
+def prepare_synthetic(
+    out: str | Path,
+    *,
+    num_users: int = 4_000,
+    num_items: int = 24_000,
+    seed: int = 0,
+    min_interactions: int = 1,
+    min_played_pct: int = 0,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> PrepareReport:
+    """Generates interactions and prepares them through the reader of real Yambda files.
+
+    Args:
+      out: folder to make.
+      num_users: number of generated users.
+      num_items: size of the generated catalog; the rarest items may not occur.
+      seed: of the generated data.
+      min_interactions: as in `prepare`.
+      min_played_pct: as in `prepare`.
+      overwrite: as in `prepare`.
+      progress: as in `prepare`.
+
+    Returns:
+      The report.
+
+    Raises:
+      UserError: an option is wrong, or `out` exists.
+    """
+    check_output(Path(out), overwrite=overwrite)
+    size = {"num_users": num_users, "num_items": num_items, "seed": seed}
+    source = {"name": "synthetic", "format": "yambda-flat", **size}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "synthetic.parquet"
+        write_synthetic_interactions(path, **size)
+        return _prepare(
+            path, Path(out), "yambda-flat", TableColumns(), source, min_interactions,
+            min_played_pct, overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+
+
+def _prepare(
+    path: Path,
+    out: Path,
+    format: str,
+    columns: TableColumns,
+    source: dict[str, Any],
+    min_interactions: int,
+    min_played_pct: int,
+    *,
+    overwrite: bool,
+    progress: bool,
+) -> PrepareReport:
+    check_output(out, overwrite=overwrite)
+    for name, value in (("min_interactions", min_interactions), ("min_played_pct", min_played_pct)):
+        if value < 0:
+            raise UserError(f"`{name}` must not be negative; got {value}")
+    with tqdm(total=3, delay=_BAR_DELAY_S, disable=not progress, unit="step") as bar:
+        bar.set_description("reading")
+        events = read_events(path, format, columns, min_played_pct=min_played_pct)
+        source = source | {"columns": events.columns}
+        bar.update()
+        bar.set_description("numbering and sorting")
+        sequences, skipped = build_sequences(
+            events, path.name, min_interactions=min_interactions, min_played_pct=min_played_pct
+        )
+        del events
+        bar.update()
+        bar.set_description("writing")
+        filters = {"min_interactions": min_interactions, "min_played_pct": min_played_pct}
+        write_store(
+            out, sequences, source=source, filters=filters, skipped=skipped, overwrite=overwrite
+        )
+        bar.update()
+    return report(SequenceStore.open(out))
+
+
+def report(store: SequenceStore) -> PrepareReport:
+    """Describes a store that was prepared earlier.
+
+    Args:
+      store: the store.
+
+    Returns:
+      The report that `prepare` gave.
+    """
+    lengths = np.sort(store.lengths)
+    n = len(lengths)
+    return PrepareReport(
+        path=store.path,
+        num_users=store.num_users,
+        num_items=store.num_items,
+        num_interactions=store.num_interactions,
+        lengths={
+            "min": int(lengths[0]),
+            "median": int(lengths[n // 2]),
+            "p90": int(lengths[int(n * 0.9)]),
+            "max": int(lengths[-1]),
+        },
+        skipped=dict(store.meta["skipped"]),
+        num_single_event_users=int((lengths == 1).sum()),
+        num_evaluated={
+            protocol: int(Split(protocol).is_evaluated(lengths).sum())
+            for protocol in ("next-8", "leave-one-out")
+        },
+    )

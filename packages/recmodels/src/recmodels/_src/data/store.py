@@ -1,0 +1,247 @@
+"""The sequence store: every user's items in time order, memory-mapped.
+
+A folder with `items.npy` (int32, users back to back), `offsets.npy` (int64),
+`timestamps.npy` (int64), `users.parquet`, `items.parquet` and `meta.json`. Rows run
+from 1 to `num_items`; row 0 is padding.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from recmodels._src.atomic import atomic_folder
+from recmodels._src.errors import UserError
+
+FORMAT = "cutbce-sequence-store"
+VERSION = 1
+
+_FILES = ("meta.json", "items.npy", "offsets.npy", "timestamps.npy", "users.parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceColumns:
+    """Everything that goes into a store, in memory.
+
+    Invariants:
+      - users are 0..U-1 and rows 1..num_items, both in ascending order of the raw ids;
+      - `items[offsets[u]:offsets[u + 1]]` is user u's history, oldest first.
+    """
+
+    items: np.ndarray
+    """`[num_interactions]` int32 rows."""
+    offsets: np.ndarray
+    """`[num_users + 1]` int64."""
+    timestamps: np.ndarray
+    """`[num_interactions]` int64: seconds, or the position within the user."""
+    timestamps_kind: Literal["seconds", "order"]
+    """Which of the two `timestamps` holds."""
+    user_ids: pl.Series
+    """`[num_users]` raw ids, int64 or string."""
+    item_ids: pl.Series
+    """`[num_items]` raw ids, int64 or string; row r is at r - 1."""
+
+
+def write_store(
+    path: Path,
+    columns: SequenceColumns,
+    *,
+    source: dict[str, Any],
+    filters: dict[str, Any],
+    skipped: dict[str, int],
+    overwrite: bool = False,
+) -> None:
+    """Writes a sequence store; the folder appears complete or not at all.
+
+    Args:
+      path: the folder to make.
+      columns: the sequences.
+      source: where the data came from (names only, no absolute paths).
+      filters: the filters that were applied, by name.
+      skipped: number of events left out, by reason.
+      overwrite: whether an existing folder may be replaced.
+
+    Raises:
+      UserError: `path` exists and `overwrite` is false.
+    """
+    num_users, num_items = len(columns.user_ids), len(columns.item_ids)
+    counts = np.bincount(columns.items, minlength=num_items + 1)[1:]
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": source,
+        "num_users": num_users,
+        "num_items": num_items,
+        "num_interactions": len(columns.items),
+        "filters": filters,
+        "skipped": skipped,
+        "timestamps": columns.timestamps_kind,
+        "digest": _digest(columns),
+    }
+    users = pl.DataFrame(
+        {
+            "user": np.arange(num_users, dtype=np.int64),
+            "user_id": columns.user_ids,
+            "num_interactions": np.diff(columns.offsets),
+        }
+    )
+    items = pl.DataFrame(
+        {
+            "row": np.arange(1, num_items + 1, dtype=np.int32),
+            "item_id": columns.item_ids,
+            "count": counts.astype(np.int64),
+        }
+    )
+    with atomic_folder(path, overwrite=overwrite) as folder:
+        np.save(folder / "items.npy", columns.items)
+        np.save(folder / "offsets.npy", columns.offsets)
+        np.save(folder / "timestamps.npy", columns.timestamps)
+        users.write_parquet(folder / "users.parquet")
+        items.write_parquet(folder / "items.parquet")
+        (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def _digest(columns: SequenceColumns) -> str:
+    # Rows, offsets and raw ids decide what a model learns and answers; a run directory
+    # records this value and refuses to go on with another store.
+    sha = hashlib.sha256()
+    sha.update(np.ascontiguousarray(columns.items).data)
+    sha.update(np.ascontiguousarray(columns.offsets).data)
+    for ids in (columns.user_ids, columns.item_ids):
+        sha.update(str(ids.dtype).encode())
+        sha.update("\0".join(ids.cast(pl.String).to_list()).encode())
+    return sha.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceStore:
+    """A sequence store opened for reading; the arrays are read-only memory maps.
+
+    Example: `SequenceStore.open("store").sequence(0)` is the first user's history.
+    """
+
+    path: Path
+    """The folder."""
+    meta: dict[str, Any]
+    """Content of `meta.json`."""
+    items: np.ndarray
+    """`[num_interactions]` int32 rows 1..num_items, users back to back, oldest first."""
+    offsets: np.ndarray
+    """`[num_users + 1]` int64: where each user starts."""
+    timestamps: np.ndarray
+    """`[num_interactions]` int64; see `meta["timestamps"]`: "seconds" or "order"."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> "SequenceStore":
+        """Opens a store without reading its events.
+
+        Args:
+          path: folder written by `recmodels prepare`.
+
+        Raises:
+          UserError: there is no store, it is of another version, or it is damaged.
+        """
+        path = Path(path)
+        meta = _read_meta(path)
+        arrays = {}
+        for name in ("items", "offsets", "timestamps"):
+            try:
+                arrays[name] = np.load(path / f"{name}.npy", mmap_mode="r")
+            except (OSError, ValueError) as error:
+                raise _damaged(path, f"{name}.npy cannot be read ({error})") from error
+        store = cls(path=path, meta=meta, **arrays)
+        store._check()
+        return store
+
+    def _check(self) -> None:
+        num_users, num_interactions = self.num_users, self.num_interactions
+        expected = {
+            "items": (self.items, (num_interactions,), np.int32),
+            "offsets": (self.offsets, (num_users + 1,), np.int64),
+            "timestamps": (self.timestamps, (num_interactions,), np.int64),
+        }
+        for name, (array, shape, dtype) in expected.items():
+            if array.shape != shape or array.dtype != dtype:
+                got = f"{array.dtype.name}{list(array.shape)}"
+                want = f"{np.dtype(dtype).name}{list(shape)}"
+                raise _damaged(self.path, f"{name}.npy is {got}, meta.json says {want}")
+        if self.offsets[0] != 0 or self.offsets[-1] != num_interactions:
+            raise _damaged(self.path, "offsets.npy does not span the interactions")
+
+    @property
+    def num_users(self) -> int:
+        """Number of users."""
+        return self.meta["num_users"]
+
+    @property
+    def num_items(self) -> int:
+        """Number of items in the catalog; the item table has one row more."""
+        return self.meta["num_items"]
+
+    @property
+    def num_interactions(self) -> int:
+        """Number of events."""
+        return self.meta["num_interactions"]
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the sequences and ids; equal digests mean equal stores."""
+        return self.meta["digest"]
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """`[num_users]` int64 number of events of each user."""
+        return np.diff(self.offsets)
+
+    def sequence(self, user: int) -> np.ndarray:
+        """One user's rows, oldest first.
+
+        Args:
+          user: 0..num_users-1.
+
+        Returns:
+          `[n]` int32 view into the memory map.
+
+        Raises:
+          IndexError: there is no such user.
+        """
+        if not 0 <= user < self.num_users:
+            raise IndexError(f"`user` must be in [0, {self.num_users}); got {user}.")
+        return self.items[self.offsets[user] : self.offsets[user + 1]]
+
+    def item_ids(self) -> np.ndarray:
+        """Raw item ids: `[num_items]` int64 or `str` objects; row r is at r - 1."""
+        return pl.read_parquet(self.path / "items.parquet")["item_id"].to_numpy()
+
+    def user_ids(self) -> np.ndarray:
+        """Raw user ids: `[num_users]` int64 or `str` objects."""
+        return pl.read_parquet(self.path / "users.parquet")["user_id"].to_numpy()
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    if not (path / "meta.json").is_file():
+        raise UserError(f"{path} is not a sequence store; write one with `recmodels prepare`")
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, f"meta.json is not JSON ({error})") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise UserError(f"{path} is not a sequence store; write one with `recmodels prepare`")
+    if meta.get("version") != VERSION:
+        raise UserError(
+            f"{path} has store version {meta.get('version')}, this program reads {VERSION}; "
+            "write it again with `recmodels prepare`"
+        )
+    missing = [name for name in _FILES if not (path / name).is_file()]
+    if missing:
+        raise _damaged(path, f"{missing[0]} is missing")
+    return meta
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is damaged: {what}; write it again with `recmodels prepare`")
