@@ -1,0 +1,262 @@
+"""Public functions: exact binary cross-entropy over the whole vocabulary, without stored logits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from cutbce_ops._src import checks
+from cutbce_ops._src.binary_cross_entropy.config import (
+    GRADIENT_MODES,
+    PRECISIONS,
+    GradientMode,
+    Implementation,
+    PointwiseLoss,
+    Precision,
+    SweepConfig,
+    TileConfig,
+)
+from cutbce_ops._src.binary_cross_entropy.vjp import (
+    Forward,
+    Static,
+    fused_loss,
+    mean_weights,
+    per_position_loss,
+)
+from cutbce_ops._src.metrics import ConfusionCounts
+from cutbce_ops._src.sharding import LossSharding
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BinaryCrossEntropyOutput:
+    """Loss with its parts; only the first result of the call that returns it is differentiable.
+
+    Attributes:
+      loss: `[]` float32, weighted mean over positions.
+      per_position: `[...]` float32, mean over the vocabulary for each position, unweighted.
+      counts: int32 confusion counts `[...]` for each position.
+    """
+
+    loss: Array
+    per_position: Array
+    counts: ConfusionCounts
+
+
+def cut_binary_cross_entropy(
+    activations: Array,
+    embeddings: Array,
+    targets: Array,
+    *,
+    position_weights: Array | None = None,
+    bias: Array | None = None,
+    vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    pos_weight: float | None = None,
+    sharding: LossSharding | None = None,
+    gradient_mode: GradientMode = "auto",
+    precision: Precision = "default",
+    implementation: Implementation | None = None,
+    tiles: TileConfig | None = None,
+) -> Array:
+    """Exact binary cross-entropy over the whole vocabulary, without storing logits.
+
+    With `z = activations @ embeddings.T + bias` and softplus(x) = log(1 + e^x),
+
+        loss_t = (sum_v softplus(z_tv) - sum_{v in targets(t)} z_tv) / V
+        loss   = sum_t w_t loss_t / sum_t w_t
+
+    which equals Keras' `binary_crossentropy(multi_hot, z, from_logits=True)`, averaged with the
+    weights. `z`, the multi-hot targets and the derivative by `z` exist one tile at a time.
+
+    Args:
+      activations: `[..., D]` float32, bfloat16 or float16.
+      embeddings: `[V, D]` item table, float.
+      targets: `[..., L]` integer table rows. Rows outside `[0, vocab_size)` (so also -1) are
+        padding; a row repeated in one position's list counts once.
+      position_weights: `[...]` float or bool, None for ones. A total of zero gives loss 0 and
+        zero gradients.
+      bias: `[V]` float, added to the logits.
+      vocab_size: rows in use; the rest of the table is padding that contributes nothing.
+      label_smoothing: in [0, 1]; targets become `1 - s/2` and `s/2`, as in Keras.
+      pos_weight: positive factor on the part of the loss that the (soft) target selects, as in
+        PyTorch; None for 1.
+      sharding: layout over a device mesh, see `LossSharding`.
+      gradient_mode: "fused" takes loss and gradients from one sweep and keeps the gradients
+        (`[T, D]` and `[V, D]` float32) until the backward pass; "recompute" keeps nothing and
+        sweeps again. "auto" is "fused".
+      precision: of the matrix products, always accumulated in float32. "default" takes the
+        operands as they are (a TPU then multiplies float32 in bfloat16), "bfloat16" rounds them
+        first, "highest" asks for full float32 products on every backend.
+      implementation: None for the best available, or "xla".
+      tiles: size of the tile of logits, None for the platform's default.
+
+    Returns:
+      `[]` float32.
+
+    Raises:
+      ValueError: a shape or an option is inconsistent.
+      TypeError: a dtype is wrong.
+
+    Memory: O(T D + V D + block_t block_v) beyond the inputs.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, cutbce_ops
+      >>> table = jnp.zeros((100_000, 16))
+      >>> targets = jnp.array([[3, 7], [9, -1]])
+      >>> loss = cutbce_ops.cut_binary_cross_entropy(jnp.ones((2, 16)), table, targets)
+      >>> round(float(loss), 4)  # every probability is 1/2: log 2
+      0.6931
+    """
+    loss, _ = _loss_and_forward(
+        activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
+        pos_weight, sharding, gradient_mode, precision, implementation, tiles, with_counts=False,
+    )  # fmt: skip
+    return loss
+
+
+def cut_binary_cross_entropy_with_aux(
+    activations: Array,
+    embeddings: Array,
+    targets: Array,
+    *,
+    position_weights: Array | None = None,
+    bias: Array | None = None,
+    vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    pos_weight: float | None = None,
+    sharding: LossSharding | None = None,
+    gradient_mode: GradientMode = "auto",
+    precision: Precision = "default",
+    implementation: Implementation | None = None,
+    tiles: TileConfig | None = None,
+) -> tuple[Array, BinaryCrossEntropyOutput]:
+    """`cut_binary_cross_entropy` with the loss per position and confusion counts from the sweep.
+
+    Made for `jax.value_and_grad(..., has_aux=True)`. The arguments, errors and memory are those of
+    `cut_binary_cross_entropy`.
+
+    Returns:
+      The loss, `[]` float32, and a `BinaryCrossEntropyOutput` through which no gradient flows.
+    """
+    loss, forward = _loss_and_forward(
+        activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
+        pos_weight, sharding, gradient_mode, precision, implementation, tiles, with_counts=True,
+    )  # fmt: skip
+    shape = activations.shape[:-1]
+    counts = forward.counts
+    assert counts is not None
+    if position_weights is not None:
+        is_counted = jnp.reshape(position_weights, (-1,)) != 0
+        counts = jax.tree.map(lambda count: jnp.where(is_counted, count, 0), counts)
+    output = BinaryCrossEntropyOutput(
+        loss=loss,
+        per_position=forward.per_position.reshape(shape),
+        counts=jax.tree.map(lambda count: count.reshape(shape), counts),
+    )
+    return loss, lax.stop_gradient(output)
+
+
+def cut_binary_cross_entropy_per_position(
+    activations: Array,
+    embeddings: Array,
+    targets: Array,
+    *,
+    bias: Array | None = None,
+    vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    pos_weight: float | None = None,
+    sharding: LossSharding | None = None,
+    precision: Precision = "default",
+    implementation: Implementation | None = None,
+    tiles: TileConfig | None = None,
+) -> Array:
+    """Loss of every position, differentiable, for callers who reduce it in their own way.
+
+    The backward pass recomputes the logits, since it has to wait for the cotangents. The arguments
+    and errors are those of `cut_binary_cross_entropy`; weights and gradient mode do not apply.
+
+    Returns:
+      `[...]` float32, the leading shape of `activations`; mean over the vocabulary.
+    """
+    static, primals = _prepare(
+        activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight, sharding,
+        precision, implementation, tiles, with_counts=False,
+    )  # fmt: skip
+    return per_position_loss(static, *primals).per_position.reshape(activations.shape[:-1])
+
+
+def _loss_and_forward(activations, embeddings, targets, position_weights, bias, vocab_size,
+                      label_smoothing, pos_weight, sharding, gradient_mode, precision,
+                      implementation, tiles, *, with_counts: bool) -> tuple[Array, Forward]:  # fmt: skip
+    checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
+    static, primals = _prepare(
+        activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight, sharding,
+        precision, implementation, tiles, with_counts=with_counts,
+    )  # fmt: skip
+    shape = activations.shape[:-1]
+    if position_weights is None:
+        position_weights = jnp.ones(shape, jnp.float32)
+    position_weights = jnp.asarray(position_weights)
+    checks.require_shape("position_weights", position_weights, shape, "`activations`")
+    weights = mean_weights(position_weights.reshape(-1).astype(jnp.float32))
+    if gradient_mode == "recompute":
+        forward = per_position_loss(static, *primals)
+        return jnp.sum(weights * forward.per_position), forward
+    return fused_loss(static, *primals, weights)
+
+
+def _prepare(activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight,
+             sharding, precision, implementation, tiles, *, with_counts: bool
+             ) -> tuple[Static, tuple]:  # fmt: skip
+    """Checks every argument and flattens the leading axes to positions."""
+    _check_arrays(activations, embeddings, targets, bias)
+    checks.require_choice("precision", precision, PRECISIONS)
+    checks.require_choice("implementation", implementation, (None, "xla"))
+    checks.require_number("label_smoothing", label_smoothing, 0.0, 1.0)
+    pos_weight = 1.0 if pos_weight is None else pos_weight
+    checks.require_number("pos_weight", pos_weight, 0.0, float("inf"), low_is_allowed=False)
+    if tiles is not None and not isinstance(tiles, TileConfig):
+        raise TypeError(f"`tiles` must be a TileConfig or None; got {type(tiles).__name__}.")
+    if sharding is not None and not isinstance(sharding, LossSharding):
+        raise TypeError(f"`sharding` must be a LossSharding or None; got {type(sharding).__name__}.")
+    config = SweepConfig(
+        vocab_size=checks.resolve_vocab_size(vocab_size, embeddings.shape[0]),
+        pointwise=PointwiseLoss.create(float(label_smoothing), float(pos_weight)),
+        precision=precision,
+        tiles=tiles,
+    )
+    flat_activations = activations.reshape(-1, activations.shape[-1])
+    flat_targets = checks.rows_or_padding(targets, config.vocab_size)
+    flat_targets = flat_targets.reshape(-1, targets.shape[-1])
+    return Static(config, sharding, with_counts), (flat_activations, embeddings, bias, flat_targets)
+
+
+def _check_arrays(activations: Array, embeddings: Array, targets: Array, bias: Array | None):
+    for name, array in (("activations", activations), ("embeddings", embeddings)):
+        checks.require_float(name, array)
+    checks.require_integer("targets", targets)
+    if embeddings.ndim != 2 or activations.ndim < 1:
+        raise ValueError(
+            "`activations` must have shape [..., D] and `embeddings` [V, D]; "
+            f"got {activations.shape} and {embeddings.shape}."
+        )
+    if activations.shape[-1] != embeddings.shape[1]:
+        raise ValueError(
+            "The last axes of `activations` and `embeddings` must be equal (D); "
+            f"got {activations.shape} and {embeddings.shape}."
+        )
+    if targets.ndim != activations.ndim or targets.shape[:-1] != activations.shape[:-1]:
+        raise ValueError(
+            f"`targets` must have shape {(*activations.shape[:-1], 'L')} to match `activations` "
+            f"{activations.shape}; got {targets.shape}."
+        )
+    if 0 in activations.shape or 0 in embeddings.shape:
+        raise ValueError(
+            "`activations` and `embeddings` must not be empty; "
+            f"got {activations.shape} and {embeddings.shape}."
+        )
+    if bias is not None:
+        checks.require_float("bias", bias)
+        checks.require_shape("bias", bias, embeddings.shape[:1], "the rows of `embeddings`")

@@ -1,0 +1,89 @@
+"""Static options of the operator: tile sizes, precision, and the pointwise loss."""
+
+import dataclasses
+from typing import Literal
+
+Implementation = Literal["xla"]
+GradientMode = Literal["auto", "fused", "recompute"]
+Precision = Literal["default", "bfloat16", "highest"]
+
+GRADIENT_MODES = ("auto", "fused", "recompute")
+PRECISIONS = ("default", "bfloat16", "highest")
+# The CPU tile stays in the cache of a core; measured on 2 cores at T=512..12,800, D=64..128.
+CPU_BLOCK_T, CPU_BLOCK_V = 512, 2048
+# Accelerators want large products; a tile of float32 logits is then at most 64 MiB.
+ACCELERATOR_BLOCK_T, ACCELERATOR_BLOCK_V = 4096, 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """Size of the tile of logits that exists at one time.
+
+    Attributes:
+      block_t: positions per tile, at least 1. Fewer positions than this make one smaller tile.
+      block_v: table rows per tile, at least 1.
+    """
+
+    block_t: int
+    block_v: int
+
+    def __post_init__(self) -> None:
+        for name in ("block_t", "block_v"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+
+
+def default_tiles(platform: Literal["cpu", "accelerator"]) -> TileConfig:
+    """Returns the tile sizes used when the caller gives none."""
+    if platform == "cpu":
+        return TileConfig(CPU_BLOCK_T, CPU_BLOCK_V)
+    return TileConfig(ACCELERATOR_BLOCK_T, ACCELERATOR_BLOCK_V)
+
+
+@dataclasses.dataclass(frozen=True)
+class PointwiseLoss:
+    """Cross-entropy of one logit x as `slope * softplus(x) - label * x`, for each kind of logit.
+
+    Every choice of label smoothing s and positive weight w has this form: with the soft label y
+    (1 - s/2 at a positive, s/2 elsewhere) and w applied to the part of the loss that y selects,
+
+        w y softplus(-x) + (1 - y) softplus(x) = (1 + (w - 1) y) softplus(x) - w y x.
+
+    Attributes:
+      negative_slope, negative_label: coefficients at every item that is no target.
+      positive_slope, positive_label: coefficients at a target.
+    """
+
+    negative_slope: float
+    negative_label: float
+    positive_slope: float
+    positive_label: float
+
+    @classmethod
+    def create(cls, label_smoothing: float, pos_weight: float) -> "PointwiseLoss":
+        """Builds the coefficients from the two user-facing options."""
+        negative, positive = label_smoothing / 2, 1 - label_smoothing / 2
+        return cls(
+            negative_slope=1 + (pos_weight - 1) * negative,
+            negative_label=pos_weight * negative,
+            positive_slope=1 + (pos_weight - 1) * positive,
+            positive_label=pos_weight * positive,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Everything static about one sweep over the table.
+
+    Attributes:
+      vocab_size: rows of the whole (global) table that are in use.
+      pointwise: the loss of one logit.
+      precision: see `cut_binary_cross_entropy`.
+      tiles: tile sizes, or None for the platform's default.
+    """
+
+    vocab_size: int
+    pointwise: PointwiseLoss
+    precision: Precision
+    tiles: TileConfig | None

@@ -1,0 +1,109 @@
+"""Corrections for the targets, which the dense sweep counted as negatives.
+
+Targets are few (T * L against T * V logits), so they are gathered and scattered outside the sweep
+instead of being compared with every row of every tile.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from cutbce_ops._src.binary_cross_entropy.chunked_xla import (
+    Sweep,
+    Wanted,
+    matmul_operand,
+    softplus,
+)
+from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CorrectedSweep:
+    """A sweep with its targets taken into account.
+
+    Attributes:
+      sweep: the corrected sums and gradients.
+      num_targets: `[T]` int32, distinct targets inside the catalog; None without counts.
+      num_hit: `[T]` int32, those with a positive logit; None without counts.
+    """
+
+    sweep: Sweep
+    num_targets: Array | None
+    num_hit: Array | None
+
+
+def distinct_targets(targets: Array, vocab_size: int) -> Array:
+    """Replaces padding, ids outside `[0, vocab_size)` and repeats in a position's list by -1."""
+    is_inside = (targets >= 0) & (targets < vocab_size)
+    num_targets = targets.shape[1]
+    earlier = jnp.tril(jnp.ones((num_targets, num_targets), bool), k=-1)
+    is_repeat = ((targets[:, :, None] == targets[:, None, :]) & earlier[None]).any(axis=2)
+    return jnp.where(is_inside & ~is_repeat, targets, -1)
+
+
+def correct_for_targets(
+    sweep: Sweep,
+    activations: Array,
+    embeddings: Array,
+    bias: Array | None,
+    targets: Array,
+    d_per_position: Array | None,
+    config: SweepConfig,
+    wanted: Wanted,
+) -> CorrectedSweep:
+    """Adds, for each target, its loss and gradient as a positive less those as a negative.
+
+    Args:
+      targets: `[T, L]` int32 rows of `embeddings`, distinct per position; negative = none here.
+      The other arguments are those of `dense_sweep`.
+    """
+    pointwise = config.pointwise
+    slope = pointwise.positive_slope - pointwise.negative_slope
+    label = pointwise.positive_label - pointwise.negative_label
+    operand = matmul_operand(activations, config).astype(jnp.float32)
+    counts = None
+    if wanted.counts:
+        counts = (jnp.zeros_like(sweep.num_predicted), jnp.zeros_like(sweep.num_predicted))
+
+    def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
+        sweep, counts = state
+        is_target = row >= 0
+        row = jnp.where(is_target, row, 0)
+        vectors = matmul_operand(embeddings[row], config).astype(jnp.float32)  # [T, D]
+        logits = jnp.sum(operand * vectors, axis=1)
+        if bias is not None:
+            logits = logits + bias[row].astype(jnp.float32)
+        probabilities = jnp.reciprocal(1 + jnp.exp(-logits))
+        if wanted.loss:
+            loss = slope * softplus(logits, probabilities) - label * logits
+            loss = sweep.loss + jnp.where(is_target, loss, 0)
+            sweep = dataclasses.replace(sweep, loss=loss)
+        if wanted.counts:
+            is_hit = is_target & (logits > 0)
+            counts = (counts[0] + is_target.astype(jnp.int32), counts[1] + is_hit.astype(jnp.int32))
+        if wanted.gradients:
+            assert d_per_position is not None
+            d_logits = (slope * probabilities - label) * d_per_position
+            d_logits = jnp.where(is_target, d_logits, 0)
+            sweep = _add_gradients(sweep, row, d_logits, operand, vectors)
+        return (sweep, counts), None
+
+    (sweep, counts), _ = lax.scan(one_target, (sweep, counts), targets.T)
+    num_targets, num_hit = counts if counts is not None else (None, None)
+    return CorrectedSweep(sweep, num_targets, num_hit)
+
+
+def _add_gradients(
+    sweep: Sweep, row: Array, d_logits: Array, operand: Array, vectors: Array
+) -> Sweep:
+    assert sweep.d_activations is not None and sweep.d_embeddings is not None
+    d_bias = None if sweep.d_bias is None else sweep.d_bias.at[row].add(d_logits)
+    return dataclasses.replace(
+        sweep,
+        d_activations=sweep.d_activations + d_logits[:, None] * vectors,
+        d_embeddings=sweep.d_embeddings.at[row].add(d_logits[:, None] * operand),
+        d_bias=d_bias,
+    )

@@ -1,0 +1,81 @@
+"""Trace-time checks of arguments; each error names the argument, what arrived and what is allowed."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+FLOAT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def require_float(name: str, array: Array) -> None:
+    """Raises TypeError unless `array` holds float32, bfloat16 or float16."""
+    if array.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"`{name}` must be float32, bfloat16 or float16; got dtype {array.dtype}. "
+            "Sums are kept in float32, so cast wider or integer input yourself."
+        )
+
+
+def require_integer(name: str, array: Array) -> None:
+    """Raises TypeError unless `array` holds integers."""
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(
+            f"`{name}` must hold integer table rows (int32); got dtype {array.dtype}. "
+            "Cast it with .astype('int32')."
+        )
+
+
+def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
+    """Raises ValueError unless `array.shape == shape`; `reason` says where the shape comes from."""
+    if array.shape != shape:
+        raise ValueError(f"`{name}` must have shape {shape} to match {reason}; got {array.shape}.")
+
+
+def require_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raises ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"`{name}` must be one of {allowed}; got {value!r}.")
+
+
+def require_number(
+    name: str, value: Any, low: float, high: float, *, low_is_allowed: bool = True
+) -> None:
+    """Raises unless `value` is a plain number with low <= value <= high (low < value if asked)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"`{name}` must be a Python number; got {type(value).__name__}.")
+    too_low = value < low or (value == low and not low_is_allowed)
+    if too_low or value > high or math.isnan(value):
+        bracket = "[" if low_is_allowed else "("
+        raise ValueError(f"`{name}` must lie in {bracket}{low}, {high}]; got {value}.")
+
+
+def resolve_vocab_size(vocab_size: int | None, num_rows: int) -> int:
+    """Returns the number of table rows in use: `vocab_size`, or every row when it is None."""
+    if vocab_size is None:
+        return num_rows
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int):
+        raise TypeError(
+            "`vocab_size` must be a static Python int, since it fixes the sweep at trace time; "
+            f"got {type(vocab_size).__name__}."
+        )
+    if not 1 <= vocab_size <= num_rows:
+        raise ValueError(
+            f"`vocab_size` must lie in [1, {num_rows}], the rows of `embeddings`; got {vocab_size}."
+        )
+    return vocab_size
+
+
+def rows_or_padding(rows: Array, vocab_size: int) -> Array:
+    """Returns `rows` as int32 with everything outside `[0, vocab_size)` replaced by -1.
+
+    Done in the dtype that came in: 64-bit ids must not wrap round into the catalog.
+    """
+    namespace = np if isinstance(rows, np.ndarray) else jnp
+    return jnp.asarray(
+        namespace.where((rows >= 0) & (rows < vocab_size), rows, -1).astype(np.int32)
+    )

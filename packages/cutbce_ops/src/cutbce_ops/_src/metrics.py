@@ -1,0 +1,61 @@
+"""Confusion counts of the multi-label prediction "every item with a positive logit", and metrics."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ConfusionCounts:
+    """Counts per position, int32, of a position's V decisions at probability 0.5 (logit 0).
+
+    A position whose weight is zero (padding) has four zero counts. A logit within one rounding
+    of zero may be counted on either side.
+
+    Attributes:
+      tp: targets with a positive logit.
+      fp: other items with a positive logit.
+      fn: targets without a positive logit.
+      tn: other items without a positive logit.
+    """
+
+    tp: Array
+    fp: Array
+    fn: Array
+    tn: Array
+
+
+def _total(counts: Array) -> Array:
+    # float32 holds sums beyond 2^31 (V = 10^8 and a few positions) at a relative error of 1e-7.
+    return jnp.sum(jnp.asarray(counts).astype(jnp.float32))
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0.0)
+
+
+def binary_accuracy(counts: ConfusionCounts) -> Array:
+    """Share of right decisions, `[]` float32; 0 when nothing was counted."""
+    right = _total(counts.tp) + _total(counts.tn)
+    return _ratio(right, right + _total(counts.fp) + _total(counts.fn))
+
+
+def precision(counts: ConfusionCounts) -> Array:
+    """Share of predicted items that are targets, `[]` float32; 0 when nothing is predicted."""
+    return _ratio(_total(counts.tp), _total(counts.tp) + _total(counts.fp))
+
+
+def recall(counts: ConfusionCounts) -> Array:
+    """Share of targets that are predicted, `[]` float32; 0 when there is no target."""
+    return _ratio(_total(counts.tp), _total(counts.tp) + _total(counts.fn))
+
+
+def f_beta(counts: ConfusionCounts, beta: float = 1.0) -> Array:
+    """Weighted harmonic mean of precision and recall, `[]` float32; recall counts `beta` times."""
+    if not beta > 0:
+        raise ValueError(f"`beta` must be greater than 0; got {beta}.")
+    weighted_tp = (1 + beta**2) * _total(counts.tp)
+    return _ratio(weighted_tp, weighted_tp + beta**2 * _total(counts.fn) + _total(counts.fp))

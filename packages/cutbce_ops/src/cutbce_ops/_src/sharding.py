@@ -1,0 +1,98 @@
+"""How positions and table rows are laid over a device mesh."""
+
+import dataclasses
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+AxisNames = str | tuple[str, ...] | None
+
+
+def _as_tuple(axes: AxisNames) -> tuple[str, ...]:
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSharding:
+    """Mesh axes that split the positions and the rows of the item table.
+
+    The two may be equal, disjoint or overlap. Axes in neither hold replicas.
+
+    * `vocabulary_axes=None`: the table is replicated and its gradient summed over `position_axes`.
+    * `vocabulary_axes` set: every device sweeps only its own rows. Activations and targets travel
+      over the axes that split both; the table never does, and its gradient needs no collective
+      over `vocabulary_axes`.
+
+    Attributes:
+      mesh: `jax.sharding.Mesh`, or an `AbstractMesh` when compiling for absent devices.
+      position_axes: axis name, tuple of names or None (positions replicated).
+      vocabulary_axes: axis name, tuple of names or None (table replicated).
+    """
+
+    mesh: Mesh | AbstractMesh
+    position_axes: AxisNames = None
+    vocabulary_axes: AxisNames = None
+
+    def __post_init__(self) -> None:
+        for name in ("position_axes", "vocabulary_axes"):
+            axes = _as_tuple(getattr(self, name))
+            unknown = [axis for axis in axes if axis not in self.mesh.shape]
+            if unknown:
+                raise ValueError(
+                    f"`{name}` names {unknown}, which the mesh does not have; "
+                    f"its axes are {tuple(self.mesh.shape)}."
+                )
+            if len(set(axes)) != len(axes):
+                raise ValueError(f"`{name}` repeats an axis: {axes}.")
+
+    @property
+    def position_names(self) -> tuple[str, ...]:
+        """Axes that split positions."""
+        return _as_tuple(self.position_axes)
+
+    @property
+    def vocabulary_names(self) -> tuple[str, ...]:
+        """Axes that split table rows."""
+        return _as_tuple(self.vocabulary_axes)
+
+    @property
+    def gathered_names(self) -> tuple[str, ...]:
+        """Axes that split both: positions are gathered over them, so that each meets every row."""
+        return tuple(axis for axis in self.position_names if axis in self.vocabulary_names)
+
+    @property
+    def table_replica_names(self) -> tuple[str, ...]:
+        """Axes that split positions only: the table gradient is summed over them."""
+        return tuple(axis for axis in self.position_names if axis not in self.vocabulary_names)
+
+    @property
+    def position_replica_names(self) -> tuple[str, ...]:
+        """Axes that split rows only: per-position sums are added over them."""
+        return tuple(axis for axis in self.vocabulary_names if axis not in self.position_names)
+
+    @property
+    def num_position_shards(self) -> int:
+        """Number of pieces the positions are cut into."""
+        return _product(self.mesh.shape[axis] for axis in self.position_names)
+
+    @property
+    def num_vocabulary_shards(self) -> int:
+        """Number of pieces the table rows are cut into."""
+        return _product(self.mesh.shape[axis] for axis in self.vocabulary_names)
+
+    def position_spec(self) -> jax.sharding.PartitionSpec:
+        """PartitionSpec of an array whose leading axis is positions."""
+        return jax.sharding.PartitionSpec(self.position_names or None)
+
+    def vocabulary_spec(self) -> jax.sharding.PartitionSpec:
+        """PartitionSpec of an array whose leading axis is table rows."""
+        return jax.sharding.PartitionSpec(self.vocabulary_names or None)
+
+
+def _product(sizes) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
