@@ -1,0 +1,150 @@
+"""Every job of the repository. `nox -l` lists them; each makes its own environment."""
+
+import os
+import pathlib
+import platform
+import shutil
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests"]
+
+ROOT = pathlib.Path(__file__).parent
+PACKAGES = ("cutbce_ops", "recmodels", "recserve")
+CONSTRAINTS = ROOT / "constraints" / f"py{'.'.join(platform.python_version_tuple()[:2])}.txt"
+
+
+def _install(session: nox.Session, *requirements: str) -> None:
+    """Installs pinned versions, so that a run today equals a run next year."""
+    if not CONSTRAINTS.exists():
+        session.error(f"{CONSTRAINTS.name} is missing: supported are Python 3.11, 3.12 and 3.13.")
+    session.install("--constraint", str(CONSTRAINTS), *requirements)
+
+
+def _group(package: str, group: str) -> list[str]:
+    pyproject = nox.project.load_toml(ROOT / "packages" / package / "pyproject.toml")
+    return nox.project.dependency_groups(pyproject, group)
+
+
+def _install_packages(session: nox.Session, *groups: str) -> None:
+    """Installs the three packages, editable, with all they need for tests."""
+    requirements = [requirement for package in PACKAGES for group in groups
+                    for requirement in _group(package, group)]  # fmt: skip
+    editable = ["-e", "packages/cutbce_ops", "-e", "packages/recmodels",
+                "-e", "packages/recserve[scann,encode]"]  # fmt: skip
+    _install(session, *editable, *requirements)
+
+
+def _on_cpu() -> dict[str, str]:
+    # A machine with a GPU would otherwise run the tests with other roundings.
+    return {"JAX_PLATFORMS": "cpu"}
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """From generated (or given) interactions to a served top-8: -- --data PATH --format FORMAT."""
+    _install_packages(session)
+    session.run("python", "examples/demo.py", *session.posargs, env=_on_cpu())
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test that needs no accelerator."""
+    _install_packages(session, "test")
+    for package in PACKAGES:
+        _pytest(session, f"packages/{package}", "not slow and not tpu_compiler")
+    session.run("python", "-m", "pytest", "tools", *session.posargs)
+
+
+@nox.session(name="tests-slow")
+def tests_slow(session: nox.Session) -> None:
+    """The tests that take minutes."""
+    _install_packages(session, "test")
+    for package in PACKAGES:
+        _pytest(session, f"packages/{package}", "slow and not tpu_compiler", may_be_empty=True)
+
+
+@nox.session(name="tests-tpu")
+def tests_tpu(session: nox.Session) -> None:
+    """Compiles for TPU slices that are not attached; on a TPU machine runs the tests there too."""
+    _install_packages(session, "test")
+    _install(session, "jax[tpu]")
+    session.run("python", "tools/tests_tpu.py", *session.posargs)
+
+
+def _pytest(
+    session: nox.Session, package: str, markers: str, *, may_be_empty: bool = False
+) -> None:
+    session.run(
+        "python", "-m", "pytest", package, "-m", markers, *session.posargs, env=_on_cpu(),
+        success_codes=[0, 5] if may_be_empty else [0],
+    )  # fmt: skip
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting, import layers and the repository's own rules."""
+    _install(session, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/check_layers.py")
+    session.run("python", "tools/check_repository.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types of everything under src."""
+    _install_packages(session)
+    _install(session, "basedpyright")
+    session.run("basedpyright", "--level", "error")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Builds the wheels and tests them, installed, from another folder."""
+    _install(session, "build")
+    out = pathlib.Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(out, ignore_errors=True)
+    for package in PACKAGES:
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(out), f"packages/{package}")
+    found = {package: str(next(out.glob(f"{package}-*.whl"))) for package in PACKAGES}
+    smoke = str(ROOT / "tools" / "smoke_test.py")
+    pip = ("pip", "install", "--quiet", "--constraint", str(CONSTRAINTS))
+    for name, wanted in (
+        ("ops-alone", [found["cutbce_ops"]]),
+        ("all", [found["cutbce_ops"], found["recmodels"], found["recserve"] + "[scann,encode]"]),
+    ):
+        environment = out.parent / name
+        session.run("python", "-m", "venv", "--clear", str(environment))
+        python = str(environment / "bin" / "python")
+        session.run(python, "-m", *pip, *wanted, external=True)
+        with session.chdir(out.parent):  # nothing of the source tree may be importable
+            session.run(python, "-I", smoke, name, external=True, env=_on_cpu())
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time and memory of the loss against its alternatives, side by side in one run."""
+    _install_packages(session, "bench")
+    session.run(
+        "python", "packages/cutbce_ops/benchmarks/bench_binary_cross_entropy.py",
+        *session.posargs, env=_on_cpu() | {"KERAS_BACKEND": "jax"},
+    )  # fmt: skip
+
+
+@nox.session
+def constraints(session: nox.Session) -> None:
+    """Rewrites the constraints file of the running Python from the newest releases allowed."""
+    requirements = [requirement for package in PACKAGES for group in ("test", "bench")
+                    for requirement in _group(package, group)]  # fmt: skip
+    tools = ("ruff", "basedpyright", "build", "jax[tpu]")
+    session.install(
+        "-e", "packages/cutbce_ops", "-e", "packages/recmodels",
+        "-e", "packages/recserve[scann,encode]", *requirements, *tools,
+    )  # fmt: skip
+    frozen = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True)
+    temporary = CONSTRAINTS.with_suffix(".tmp")
+    temporary.write_text(frozen)
+    os.replace(temporary, CONSTRAINTS)
