@@ -105,6 +105,7 @@ def normalise_times(times: pl.Series, place: Place) -> pl.Series:
     if bad.any():
         position = bad.arg_true()[0]
         raise UserError(
-            f"{place.of(position)} has the timestamp {times[position]!r}; timestamps must be {remedy}"
+            f"{place.of(position)} has the timestamp {times[position]!r}; "
+            f"timestamps must be {remedy}"
         )
     return numbers

@@ -12,6 +12,9 @@ from recmodels._src.data.raw import RawEvents
 from recmodels._src.data.table_formats import TableColumns
 from recmodels._src.errors import UserError
 
+GZIP_MAGIC = b"\x1f\x8b"
+"""First bytes of every gzip file, whatever its name."""
+
 
 def read_movielens_dat(path: Path, columns: TableColumns) -> RawEvents:
     """Reads `user::item::rating::time` lines, the ratings.dat of MovieLens, in latin-1."""
@@ -55,7 +58,7 @@ def _lines(path: Path, encoding: str = "utf-8") -> pl.DataFrame:
     if encoding == "utf-8":
         return pl.scan_lines(path, glob=False).collect(engine="streaming")
     content = path.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
+    if content.startswith(GZIP_MAGIC):
         content = gzip.decompress(content)
     # polars reads UTF-8 only.
     return pl.read_lines(content.decode(encoding).encode())

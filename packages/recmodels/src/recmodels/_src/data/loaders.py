@@ -5,6 +5,8 @@ message can name the row of a bad value; `sequences.py` checks and numbers them.
 """
 
 import dataclasses
+import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Literal, get_args
 import polars as pl
 
 from recmodels._src.data import line_formats, table_formats
+from recmodels._src.data.line_formats import GZIP_MAGIC
 from recmodels._src.data.raw import RawEvents
 from recmodels._src.data.table_formats import TableColumns
 from recmodels._src.errors import UserError
@@ -38,14 +41,15 @@ class _Reader:
     named_columns: bool = False  # whether the user names the columns
     header_optional: bool = False
     played_pct: bool = False  # whether the format has a played ratio
+    text: bool = True
 
 
 _READERS: dict[str, _Reader] = {
-    "yambda-flat": _Reader(table_formats.read_yambda_flat, played_pct=True),
-    "yambda-sequential": _Reader(table_formats.read_yambda_sequential, played_pct=True),
+    "yambda-flat": _Reader(table_formats.read_yambda_flat, played_pct=True, text=False),
+    "yambda-sequential": _Reader(table_formats.read_yambda_sequential, played_pct=True, text=False),
     "csv": _Reader(table_formats.read_csv, named_columns=True, header_optional=True),
     "tsv": _Reader(table_formats.read_tsv, named_columns=True, header_optional=True),
-    "parquet": _Reader(table_formats.read_parquet, named_columns=True),
+    "parquet": _Reader(table_formats.read_parquet, named_columns=True, text=False),
     "movielens-dat": _Reader(line_formats.read_movielens_dat),
     "movielens-udata": _Reader(table_formats.read_movielens_udata),
     "user-lines": _Reader(line_formats.read_user_lines),
@@ -56,7 +60,7 @@ _READERS: dict[str, _Reader] = {
 def read_events(
     path: str | Path,
     format: str,
-    columns: TableColumns = TableColumns(),
+    columns: TableColumns,
     *,
     min_played_pct: int = 0,
 ) -> RawEvents:
@@ -65,7 +69,7 @@ def read_events(
     Args:
       path: the file.
       format: one of `FORMATS`.
-      columns: names of the columns, for csv, tsv and parquet.
+      columns: names of the columns, for csv, tsv and parquet; otherwise `TableColumns()`.
       min_played_pct: only checked here: 0 unless the format has a played ratio.
 
     Returns:
@@ -87,6 +91,8 @@ def read_events(
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty; a file with interactions is needed")
     with _as_user_errors(path, format):
+        if reader.text:
+            _check_text(path, format)
         events = reader.read(path, columns)
     if events.frame.height == 0:
         raise UserError(f"{path} has no interactions; a file with interactions is needed")
@@ -109,6 +115,17 @@ def _check_options(
         raise UserError(f"--min-played-pct is for the yambda formats; got format {format}")
 
 
+def _check_text(path: Path, format: str) -> None:
+    # Without this a parquet file read as csv is a table with unreadable column names.
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == GZIP_MAGIC
+    with gzip.open(path) if is_gzip else path.open("rb") as file:
+        start = file.read(4096)
+    if b"\0" in start:
+        kind = "a parquet file" if start.startswith(b"PAR1") else "binary"
+        raise UserError(f"{path} is {kind}, and {format} is a text format; check --format")
+
+
 @contextmanager
 def _as_user_errors(path: Path, format: str) -> Iterator[None]:
     # Whatever the parser dislikes means: not a (whole) file of that format.
@@ -116,7 +133,7 @@ def _as_user_errors(path: Path, format: str) -> Iterator[None]:
         yield
     except pl.exceptions.NoDataError as error:
         raise UserError(f"{path} is empty; a file with interactions is needed") from error
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         raise UserError(
             f"{path} is not a readable {format} file: {reason}; check --format and the file"

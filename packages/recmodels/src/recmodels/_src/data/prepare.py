@@ -17,7 +17,9 @@ from recmodels._src.data.synthetic import write_synthetic_interactions
 from recmodels._src.data.table_formats import TableColumns
 from recmodels._src.errors import UserError
 
-_BAR_DELAY_S = 2.0  # no bar for what is over before one can read it
+# No bar for what is over before one can read it: 16 MiB take about a second.
+_BAR_FROM_BYTES = 2**24
+_BAR_FROM_USERS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,7 @@ def prepare(
       min_interactions: leave out users with fewer events.
       min_played_pct: leave out listens played less than this (Yambda formats).
       overwrite: replace `out` if it exists.
-      progress: show a bar on stderr when it takes longer than two seconds.
+      progress: show on stderr which step is running, when the file is large.
 
     Returns:
       The report.
@@ -100,12 +102,15 @@ def prepare(
     Raises:
       UserError: an option or the file is wrong, or `out` exists.
     """
+    check_output(Path(out), overwrite=overwrite)
     columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
     source = {"name": Path(path).name, "format": format}
-    return _prepare(
-        Path(path), Path(out), format, columns, source, min_interactions, min_played_pct,
-        overwrite=overwrite, progress=progress,
-    )  # fmt: skip
+    size = Path(path).stat().st_size if Path(path).exists() else 0
+    with _bar(progress and size >= _BAR_FROM_BYTES) as bar:
+        return _prepare(
+            Path(path), Path(out), format, columns, source, min_interactions, min_played_pct,
+            overwrite, bar,
+        )  # fmt: skip
 
 
 def prepare_synthetic(
@@ -140,13 +145,21 @@ def prepare_synthetic(
     check_output(Path(out), overwrite=overwrite)
     size = {"num_users": num_users, "num_items": num_items, "seed": seed}
     source = {"name": "synthetic", "format": "yambda-flat", **size}
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _bar(progress and num_users >= _BAR_FROM_USERS) as bar,
+    ):
         path = Path(folder) / "synthetic.parquet"
+        bar.set_description("generating")
         write_synthetic_interactions(path, **size)
         return _prepare(
             path, Path(out), "yambda-flat", TableColumns(), source, min_interactions,
-            min_played_pct, overwrite=overwrite, progress=progress,
+            min_played_pct, overwrite, bar,
         )  # fmt: skip
+
+
+def _bar(show: bool) -> tqdm:
+    return tqdm(disable=not show, bar_format="{desc} ({elapsed})", leave=False)
 
 
 def _prepare(
@@ -157,31 +170,25 @@ def _prepare(
     source: dict[str, Any],
     min_interactions: int,
     min_played_pct: int,
-    *,
     overwrite: bool,
-    progress: bool,
+    bar: tqdm,
 ) -> PrepareReport:
-    check_output(out, overwrite=overwrite)
     for name, value in (("min_interactions", min_interactions), ("min_played_pct", min_played_pct)):
         if value < 0:
             raise UserError(f"`{name}` must not be negative; got {value}")
-    with tqdm(total=3, delay=_BAR_DELAY_S, disable=not progress, unit="step") as bar:
-        bar.set_description("reading")
-        events = read_events(path, format, columns, min_played_pct=min_played_pct)
-        source = source | {"columns": events.columns}
-        bar.update()
-        bar.set_description("numbering and sorting")
-        sequences, skipped = build_sequences(
-            events, path.name, min_interactions=min_interactions, min_played_pct=min_played_pct
-        )
-        del events
-        bar.update()
-        bar.set_description("writing")
-        filters = {"min_interactions": min_interactions, "min_played_pct": min_played_pct}
-        write_store(
-            out, sequences, source=source, filters=filters, skipped=skipped, overwrite=overwrite
-        )
-        bar.update()
+    bar.set_description("1/3 reading")
+    events = read_events(path, format, columns, min_played_pct=min_played_pct)
+    source = source | {"columns": events.columns}
+    bar.set_description("2/3 numbering and sorting")
+    sequences, skipped = build_sequences(
+        events, path.name, min_interactions=min_interactions, min_played_pct=min_played_pct
+    )
+    del events  # the raw columns are as large as the sequences
+    bar.set_description("3/3 writing")
+    filters = {"min_interactions": min_interactions, "min_played_pct": min_played_pct}
+    write_store(
+        out, sequences, source=source, filters=filters, skipped=skipped, overwrite=overwrite
+    )
     return report(SequenceStore.open(out))
 
 

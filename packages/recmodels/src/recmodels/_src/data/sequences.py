@@ -78,16 +78,15 @@ def _filter(frame: pl.DataFrame, min_played_pct: int) -> tuple[pl.DataFrame, dic
                 "--min-played-pct needs the column played_ratio_pct, which the file lacks; "
                 "leave the option out"
             )
-        enough = (pl.col("played_pct") >= min_played_pct).fill_null(False)
-        drops[f"played less than {min_played_pct} %"] = ~enough
+        played = pl.col("played_pct").cast(pl.Float64, strict=False)
+        drops[f"played less than {min_played_pct} %"] = ~(played >= min_played_pct).fill_null(False)
     skipped = {}
     for reason, drop in drops.items():
-        kept = frame.filter(~drop)
-        skipped[reason] = frame.height - kept.height
-        frame = kept
-    return frame.select(
-        [name for name in ("user", "item", "time") if name in frame.columns]
-    ), skipped
+        skipped[reason] = frame.select(drop.sum()).item()
+        if skipped[reason]:
+            frame = frame.filter(~drop)
+    columns = [name for name in ("user", "item", "time") if name in frame.columns]
+    return frame.select(columns), skipped
 
 
 def _number_and_sort(frame: pl.DataFrame, file: str) -> SequenceColumns:

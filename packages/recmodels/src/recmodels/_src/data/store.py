@@ -21,7 +21,7 @@ from recmodels._src.errors import UserError
 FORMAT = "cutbce-sequence-store"
 VERSION = 1
 
-_FILES = ("meta.json", "items.npy", "offsets.npy", "timestamps.npy", "users.parquet")
+_FILES = ("items.npy", "offsets.npy", "timestamps.npy", "users.parquet", "items.parquet")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,11 @@ def read_yambda_flat(path: Path, columns: TableColumns) -> RawEvents:
     table = pl.scan_parquet(path)
     names = {"user": "uid", "item": "item_id", "time": "timestamp"}
     _check_present(table, names.values(), path)
+    if isinstance(table.collect_schema()["item_id"], pl.List):
+        raise UserError(
+            f"{path} is not a yambda-flat file: column item_id holds lists; a file with one row "
+            "per user is yambda-sequential"
+        )
     return _select(table, names | _yambda_extras(table), path, numeric=True)
 
 
@@ -84,7 +89,7 @@ def read_yambda_sequential(path: Path, columns: TableColumns) -> RawEvents:
     names |= _yambda_extras(table)
     lists = [name for key, name in names.items() if key != "user"]
     for name in lists:
-        if not isinstance(present[name], pl.List | pl.Array):
+        if not isinstance(present[name], pl.List):
             raise UserError(
                 f"{path} is not a yambda-sequential file: column {name} has type "
                 f"{present[name]}, not a list; a file with one row per event is yambda-flat"
@@ -103,7 +108,7 @@ def _yambda_extras(table: pl.LazyFrame) -> dict[str, str]:
 
 def _check_list_lengths(table: pl.LazyFrame, lists: list[str], path: Path) -> None:
     length = pl.col(lists[0]).list.len()
-    unequal = table.filter(pl.any_horizontal(pl.col(lists[1:]).list.len() != length))
+    unequal = table.filter(pl.any_horizontal(pl.col(lists[1:]).list.len().ne_missing(length)))
     first = unequal.select("uid").head(1).collect(engine="streaming")
     if first.height:
         raise UserError(

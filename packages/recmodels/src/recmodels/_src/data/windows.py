@@ -10,7 +10,7 @@ from recmodels._src.data.store import SequenceStore
 
 @dataclasses.dataclass(frozen=True)
 class WindowTable:
-    """Which input positions form each training window; 16 bytes a window.
+    """Which input positions form each training window: 24 bytes for up to N positions.
 
     Invariant: the windows of a user partition its training inputs, so every training
     position occurs exactly once in an epoch.

@@ -1,0 +1,68 @@
+"""Small sequence stores and an independent, slow statement of the splits, for tests."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from recmodels._src.data.store import SequenceColumns, SequenceStore, write_store
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The fields of a recipe that the pipeline reads."""
+
+    protocol: str = "next-8"
+    num_targets: int = 8
+    max_length: int = 16
+    batch_size: int = 4
+    seed: int = 0
+
+
+def tiny_store(path: Path, sequences: Sequence[Sequence[int]]) -> SequenceStore:
+    """Writes and opens a store with these rows, one sequence per user."""
+    items = np.array([row for sequence in sequences for row in sequence], dtype=np.int32)
+    lengths = [len(sequence) for sequence in sequences]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    columns = SequenceColumns(
+        items=items,
+        offsets=offsets,
+        timestamps=np.concatenate([np.arange(n) for n in lengths]).astype(np.int64),
+        timestamps_kind="order",
+        user_ids=pl.Series(np.arange(len(lengths)) + 100),
+        item_ids=pl.Series(np.arange(int(items.max())) * 10),
+    )
+    write_store(path, columns, source={"name": "tiny"}, filters={}, skipped={}, overwrite=True)
+    return SequenceStore.open(path)
+
+
+def distinct_store(path: Path, lengths: Sequence[int]) -> SequenceStore:
+    """A store in which every event has an item of its own.
+
+    The item then says which event it is, so that a leak shows whatever the indexing.
+    """
+    bounds = np.concatenate([[0], np.cumsum(lengths)]) + 1
+    return tiny_store(path, [range(a, b) for a, b in itertools.pairwise(bounds)])
+
+
+def slow_training_pairs(sequence: Sequence[int], protocol: str) -> list[tuple[int, list[int]]]:
+    """(input item, its targets) of one user with L = 8, written from the definition."""
+    x, n = list(sequence), len(sequence)
+    if protocol == "next-8" and n >= 27:
+        return [(x[j], x[j + 1 : j + 9]) for j in range(n - 26)]
+    if protocol == "leave-one-out" and n >= 3:
+        x = x[:-2]
+    return [(x[j], x[j + 1 : j + 9]) for j in range(len(x) - 1)]
+
+
+def slow_evaluation(
+    sequence: Sequence[int], protocol: str, part: str
+) -> tuple[list[int], list[int]]:
+    """(input, targets) of one evaluated user with L = 8, written from the definition."""
+    x, n = list(sequence), len(sequence)
+    if protocol == "next-8":
+        return (x[: n - 8], x[n - 8 :]) if part == "test" else (x[: n - 17], x[n - 17 : n - 9])
+    return (x[:-1], x[-1:]) if part == "test" else (x[:-2], [x[-2]])
