@@ -38,7 +38,7 @@ CASES = {
     "empty file": Case("", CSV, "is empty; a file with interactions is needed"),
     "empty gz": Case(gzip.compress(b""), CSV, "is empty; a file with interactions is needed"),
     "header only": Case("u,i,t\n", CSV, "has no interactions; a file with"),
-    "blank lines only": Case("\n \n", {"format": "pairs"}, "has no interactions left (2 blank"),
+    "blank lines only": Case("\n \n", {"format": "pairs"}, "has no interactions left (2 x blank"),
     "csv is no parquet": Case("u,i,t\n1,2,3\n", PARQUET, "is not a readable parquet file: "),
     "parquet is no csv": Case(_frame(), CSV, "is a parquet file, and csv is a text format"),
     "binary is no text": Case(
@@ -114,7 +114,7 @@ CASES = {
     "everything filtered": Case(
         "1 2\n2 3\n",
         {"format": "pairs", "min_interactions": 2},
-        "has no interactions left (2 user with fewer than 2 events); check the columns",
+        "has no interactions left (2 x user with fewer than 2 events); check the columns",
     ),
     "no yambda columns": Case(
         _frame(), FLAT, "has no column 'uid', which this format needs; columns of input: u, i, t"
@@ -210,6 +210,20 @@ def test_existing_store_is_refused_before_reading(tmp_path):
     (tmp_path / "store").mkdir()
     with pytest.raises(UserError, match="exists already; choose another name or pass --overwrite"):
         prepare(tmp_path / "nothing.csv", tmp_path / "store", **CSV)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_overwrite_replaces_stores_only(tmp_path, kind):
+    (tmp_path / "input").write_text("1 1\n1 2\n")
+    out = tmp_path / "precious"
+    content = out / "thesis.txt" if kind == "folder" else out
+    content.parent.mkdir(exist_ok=True)
+    content.write_text("years of work")
+    with pytest.raises(
+        UserError, match="exists and is not a whole sequence store; --overwrite rep"
+    ):
+        prepare(tmp_path / "input", out, format="pairs", overwrite=True)
+    assert content.read_text() == "years of work"
 
 
 def test_catalog_beyond_int32(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def test_report(tmp_path, capsys):
         "one event only  2 users, kept",
         "next-8          2 users to evaluate, 8 shorter than 27",
         "leave-one-out   7 users to evaluate, 3 shorter than 3",
-        "skipped         1 events: missing item id",
+        "skipped         1 x missing item id",
     ]
     assert captured.err == ""  # no progress bar on small files
     assert str(report(SequenceStore.open(tmp_path / "s"))) + "\n" == captured.out

@@ -1,10 +1,10 @@
 """Checks and types of the raw columns: ids and timestamps."""
 
 import dataclasses
-from typing import Literal
 
 import polars as pl
 
+from recmodels._src.data.raw import Unit
 from recmodels._src.errors import UserError
 
 # "007" and "7" must stay two ids, so only integers in their usual spelling are integers.
@@ -17,7 +17,7 @@ class Place:
 
     file: str
     """Name of the file."""
-    unit: Literal["row", "line", "event"]
+    unit: Unit
     """What one entry of the column is in that file."""
 
     def of(self, position: int) -> str:
@@ -53,10 +53,10 @@ def normalise_ids(ids: pl.Series, name: str, place: Place, *, numeric: bool) -> 
             f"the {name} column of {place.file} has type {ids.dtype}; ids must be integers or "
             "strings, so convert the column"
         )
-    if ids.dtype == pl.UInt64 and (ids.max() or 0) >= 2**63:
+    if ids.dtype == pl.UInt64 and (ids > 2**63 - 1).any():
         # Hashes above the range of int64 keep their digits as text.
         ids = ids.cast(pl.String)
-    if ids.dtype.is_signed_integer() and (ids.min() or 0) < 0:
+    if ids.dtype.is_signed_integer() and (ids < 0).any():
         position = (ids < 0).arg_true()[0]
         raise UserError(
             f"{place.of(position)} has the negative {name} id {ids[position]}; remove such rows, "

@@ -5,6 +5,8 @@ import numpy as np
 from recmodels._src.data.splits import Split
 from recmodels._src.data.store import SequenceStore
 
+_BLOCK = 2**22  # events; `bincount` makes an int64 copy of what it counts
+
 
 def popularity_counts(
     store: SequenceStore, split: Split, *, include_short_users: bool = False
@@ -26,6 +28,14 @@ def popularity_counts(
     evaluated = split.is_evaluated(store.lengths)
     num_counted = np.where(evaluated, 0, store.lengths if include_short_users else 0)
     num_counted[evaluated] = split.evaluation(store.lengths[evaluated], "dev").input_stop
-    position = np.arange(store.num_interactions) - np.repeat(store.offsets[:-1], store.lengths)
-    counted = position < np.repeat(num_counted, store.lengths)
-    return np.bincount(store.items[counted], minlength=store.num_items + 1)
+    # +1 where a user's counted items start and -1 where they stop: the running sum is the mask.
+    steps = np.zeros(store.num_interactions + 1, dtype=np.int8)
+    np.add.at(steps, store.offsets[:-1], 1)
+    np.add.at(steps, store.offsets[:-1] + num_counted, -1)
+    is_counted = np.cumsum(steps, dtype=np.int8).astype(bool)
+    counts = np.zeros(store.num_items + 1, dtype=np.int64)
+    for start in range(0, store.num_interactions, _BLOCK):
+        block = slice(start, min(start + _BLOCK, store.num_interactions))
+        counted = store.items[block][is_counted[block]]
+        counts += np.bincount(counted, minlength=store.num_items + 1)
+    return counts

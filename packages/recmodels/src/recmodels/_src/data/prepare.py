@@ -3,16 +3,15 @@
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from tqdm import tqdm
 
-from recmodels._src.atomic import check_output
 from recmodels._src.data.loaders import read_events
 from recmodels._src.data.sequences import build_sequences
-from recmodels._src.data.splits import Split
-from recmodels._src.data.store import SequenceStore, write_store
+from recmodels._src.data.splits import Protocol, Split
+from recmodels._src.data.store import SequenceStore, check_store_output, write_store
 from recmodels._src.data.synthetic import write_synthetic_interactions
 from recmodels._src.data.table_formats import TableColumns
 from recmodels._src.errors import UserError
@@ -40,7 +39,7 @@ class PrepareReport:
     """Events left out, by reason."""
     num_single_event_users: int
     """Users with one event: in the store, in no training window."""
-    num_evaluated: dict[str, int]
+    num_evaluated: dict[Protocol, int]
     """Users long enough to be evaluated, by protocol (8 targets)."""
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class PrepareReport:
                 f"{Split(protocol).min_length}"
             )
         for reason, count in self.skipped.items():
-            lines.append(f"skipped         {count:,} events: {reason}")
+            lines.append(f"skipped         {count:,} x {reason}")
         return "\n".join(lines)
 
 
@@ -102,7 +101,7 @@ def prepare(
     Raises:
       UserError: an option or the file is wrong, or `out` exists.
     """
-    check_output(Path(out), overwrite=overwrite)
+    check_store_output(Path(out), overwrite=overwrite)
     columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
     source = {"name": Path(path).name, "format": format}
     size = Path(path).stat().st_size if Path(path).exists() else 0
@@ -142,7 +141,7 @@ def prepare_synthetic(
     Raises:
       UserError: an option is wrong, or `out` exists.
     """
-    check_output(Path(out), overwrite=overwrite)
+    check_store_output(Path(out), overwrite=overwrite)
     size = {"num_users": num_users, "num_items": num_items, "seed": seed}
     source = {"name": "synthetic", "format": "yambda-flat", **size}
     with (
@@ -218,6 +217,6 @@ def report(store: SequenceStore) -> PrepareReport:
         num_single_event_users=int((lengths == 1).sum()),
         num_evaluated={
             protocol: int(Split(protocol).is_evaluated(lengths).sum())
-            for protocol in ("next-8", "leave-one-out")
+            for protocol in get_args(Protocol)
         },
     )

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 import polars as pl
 
+Unit = Literal["row", "line", "event"]
+"""What one event is in the file: a row of a table, a line, or an entry of a list."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RawEvents:
@@ -13,7 +16,7 @@ class RawEvents:
     frame: pl.DataFrame
     """Columns `user`, `item` and, where the source has them, `time`, `played_pct` and
     `event_type`."""
-    unit: Literal["row", "line", "event"]
+    unit: Unit
     """What one row of `frame` is in the file."""
     numeric: bool
     """Whether the format has integer ids only."""

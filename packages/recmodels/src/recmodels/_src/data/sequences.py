@@ -42,7 +42,7 @@ def build_sequences(
         frame = kept
     skipped = {reason: count for reason, count in skipped.items() if count}
     if frame.height == 0:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in skipped.items())
         raise UserError(
             f"{file} has no interactions left ({reasons}); check the columns and filters"
         )
@@ -130,13 +130,12 @@ def _number(ids: pl.Series) -> tuple[pl.Series, np.ndarray]:
 def _stable_order(users: np.ndarray, times: np.ndarray | None) -> np.ndarray | None:
     # None when the events are in order already, which the published files are: sorting 46
     # million events would take longer than all the rest.
-    keys = {"user": users} if times is None else {"user": users, "time": times}
     same_user = users[1:] == users[:-1]
     in_order = (users[1:] > users[:-1]) | same_user
     if times is not None:
         in_order &= ~same_user | (times[1:] >= times[:-1])
     if in_order.all():
         return None
-    # `maintain_order` is what keeps ties in file order.
-    frame = pl.DataFrame(keys).with_row_index("position")
-    return frame.sort(list(keys), maintain_order=True)["position"].to_numpy()
+    # `lexsort` is stable, which is what keeps ties in file order; polars' stable sort by two
+    # columns took twice as long (6 million events).
+    return np.lexsort((users,) if times is None else (times, users))

@@ -60,7 +60,11 @@ class EvaluationRange(NamedTuple):
 class Split:
     """A protocol and the number of targets of each position.
 
-    Example: `Split("next-8").min_length` is 27.
+    Example:
+      >>> Split("next-8").min_length
+      27
+      >>> Split("next-8").is_evaluated([26, 27]).tolist()
+      [False, True]
     """
 
     protocol: Protocol

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from recmodels._src.atomic import atomic_folder
+from recmodels._src.atomic import atomic_folder, check_output
 from recmodels._src.errors import UserError
 
 FORMAT = "cutbce-sequence-store"
@@ -47,6 +47,28 @@ class SequenceColumns:
     """`[num_items]` raw ids, int64 or string; row r is at r - 1."""
 
 
+def check_store_output(path: Path, *, overwrite: bool) -> None:
+    """Refuses an output that exists, unless it is a store that may be overwritten.
+
+    Args:
+      path: where the store will be.
+      overwrite: whether an existing store may be replaced.
+
+    Raises:
+      UserError: `path` exists and is not to be replaced, or is not a store.
+    """
+    check_output(path, overwrite=overwrite)
+    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+        try:
+            _read_meta(path)
+        except UserError as error:
+            # Replacing removes what is there: a slip in --out must not cost somebody's folder.
+            raise UserError(
+                f"{path} exists and is not a whole sequence store; --overwrite replaces nothing "
+                "else, so choose another name or remove it"
+            ) from error
+
+
 def write_store(
     path: Path,
     columns: SequenceColumns,
@@ -67,8 +89,9 @@ def write_store(
       overwrite: whether an existing folder may be replaced.
 
     Raises:
-      UserError: `path` exists and `overwrite` is false.
+      UserError: `path` exists and is not to be replaced, or is not a store.
     """
+    check_store_output(path, overwrite=overwrite)
     num_users, num_items = len(columns.user_ids), len(columns.item_ids)
     counts = np.bincount(columns.items, minlength=num_items + 1)[1:]
     meta = {

@@ -5,11 +5,12 @@ object.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import polars as pl
 
-from recmodels._src.data.raw import RawEvents
+from recmodels._src.data.raw import RawEvents, Unit
 from recmodels._src.errors import UserError
 
 
@@ -173,7 +174,7 @@ def _described(path: Path, columns: TableColumns, present: list[str]) -> str:
     return f"columns of {path.name}: numbers 1 to {len(present)}"
 
 
-def _check_present(table: pl.LazyFrame, names: object, path: Path) -> None:
+def _check_present(table: pl.LazyFrame, names: Iterable[str], path: Path) -> None:
     present = table.collect_schema().names()
     for name in names:
         if name not in present:
@@ -188,7 +189,7 @@ def _select(
     names: dict[str, str],
     path: Path,
     *,
-    unit: str = "row",
+    unit: Unit = "row",
     numeric: bool = False,
 ) -> RawEvents:
     selected = table.select(**{key: pl.col(name) for key, name in names.items()})
