@@ -1,0 +1,212 @@
+"""The `recmodels` command: a thin skin over the functions of the same names."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from recmodels._src.data.cli import add_prepare_parser
+from recmodels._src.errors import UserError
+from recmodels._src.evaluate import DEFAULT_KS, evaluate
+from recmodels._src.plan import CompilerFailedError, plan
+from recmodels._src.recipe import RECIPES, Recipe, get_recipe
+from recmodels._src.train.loop import TrainingDivergedError, train
+
+_EXIT_USER_ERROR, _EXIT_FAILURE, _EXIT_INTERRUPTED = 2, 1, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage as one line, like every other mistake of the caller."""
+
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations would turn a typo into another option.
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns 0, 1 (it failed), 2 (the caller's mistake) or 130 (interrupted)."""
+    try:
+        parsed = _parser().parse_args(arguments)
+        return parsed.run(parsed) or 0
+    except UserError as error:
+        return _fail(error, _EXIT_USER_ERROR)
+    except (TrainingDivergedError, CompilerFailedError, OSError) as error:
+        return _fail(error, _EXIT_FAILURE)
+    except KeyboardInterrupt:
+        return _fail("interrupted", _EXIT_INTERRUPTED)
+
+
+def _fail(error: BaseException | str, status: int) -> int:
+    print("error:", " ".join(str(error).split()), file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="recmodels",
+        description="Prepare interactions, train and evaluate sequential recommenders.",
+        epilog="example:\n  recmodels train --recipe sasrec-demo --data STORE --out RUN",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    add_prepare_parser(commands)
+    for add in (_add_recipes, _add_train, _add_evaluate, _add_plan):
+        add(commands)
+    return parser
+
+
+def _add_command(
+    commands: Any, run: Callable[[argparse.Namespace], None], help_text: str, examples: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        run.__name__.removeprefix("_run_"),
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"examples:\n{examples}",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_recipes(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_recipes,
+        "list the built-in recipes or print one",
+        "  recmodels recipes\n  recmodels recipes sasrec-ml-1m",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to print as JSON")
+
+
+def _run_recipes(parsed: argparse.Namespace) -> None:
+    if parsed.name is not None:
+        print(json.dumps(get_recipe(parsed.name).to_dict(), indent=2))
+        return
+    for recipe in RECIPES.values():
+        print(
+            f"{recipe.name:20} {recipe.protocol:14} {recipe.num_layers} layers, "
+            f"D={recipe.hidden_dim}, N={recipe.max_length}, {recipe.num_steps} steps of "
+            f"{recipe.batch_size}"
+        )
+
+
+def _add_train(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_train,
+        "train a recipe, evaluate it and write its bundle; again continues an interrupted run",
+        "  recmodels train --recipe sasrec-demo --data STORE --out RUN\n"
+        "  recmodels train --recipe sasrec-ml-1m --data STORE --out RUN --num-steps 1500",
+    )
+    parser.add_argument("--data", required=True, metavar="STORE", help="sequence store to read")
+    parser.add_argument("--out", required=True, metavar="RUN", help="run directory")
+    _add_recipe_options(parser)
+
+
+def _run_train(parsed: argparse.Namespace) -> None:
+    result = train(_chosen_recipe(parsed), parsed.data, parsed.out)
+    if result.already_finished:
+        print(f"{result.run_dir} is finished already ({result.step} steps); its results were:")
+    print(result.test)
+    print(f"bundle: {result.bundle}")
+
+
+def _add_evaluate(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_evaluate,
+        "evaluate the newest checkpoint of a run over the full catalog",
+        "  recmodels evaluate RUN\n  recmodels evaluate RUN --part dev --hide-seen false -k 8,10",
+    )
+    parser.add_argument("run_dir", metavar="RUN", help="run directory")
+    parser.add_argument("--data", metavar="STORE", help="sequence store, if it was moved")
+    parser.add_argument("--part", choices=("dev", "test"), default="test", help="held-out part")
+    parser.add_argument(
+        "--hide-seen", type=_bool, metavar="true|false", help="default: as the recipe says"
+    )
+    parser.add_argument(
+        "-k", type=_ks, default=DEFAULT_KS, metavar="K,K", help="list lengths (default: 8,10)"
+    )
+
+
+def _run_evaluate(parsed: argparse.Namespace) -> None:
+    print(
+        evaluate(
+            parsed.run_dir,
+            store=parsed.data,
+            part=parsed.part,
+            hide_seen=parsed.hide_seen,
+            ks=parsed.k,
+        )
+    )
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_plan,
+        "estimate the memory of a training step on a TPU slice, without a TPU",
+        "  recmodels plan sasrec-yambda-50m --topology v6e:2x4 --num-items 876938",
+    )
+    _add_recipe_options(parser, positional=True)
+    parser.add_argument("--topology", required=True, metavar="SLICE", help="such as v6e:2x4")
+    parser.add_argument("--num-items", required=True, type=int, metavar="N", help="catalog size")
+    parser.add_argument(
+        "--table", choices=("replicated",), default="replicated", help="where the item table lives"
+    )
+
+
+def _run_plan(parsed: argparse.Namespace) -> None:
+    print(plan(_chosen_recipe(parsed), topology=parsed.topology, num_items=parsed.num_items))
+
+
+def _add_recipe_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    names = f"one of {', '.join(RECIPES)}"
+    if positional:
+        parser.add_argument("recipe", metavar="RECIPE", help=names)
+    else:
+        parser.add_argument("--recipe", required=True, metavar="NAME", help=names)
+    group = parser.add_argument_group("fields of the recipe (default: as the recipe says)")
+    for field in dataclasses.fields(Recipe):
+        if field.name != "name":
+            _add_field_option(group, field)
+
+
+def _add_field_option(group: Any, field: "dataclasses.Field[Any]") -> None:
+    options: dict[str, Any] = {"help": field.metadata["help"], "dest": f"field_{field.name}"}
+    if get_origin(field.type) is Literal:
+        options["choices"] = get_args(field.type)
+    elif field.type is bool:
+        options |= {"type": _bool, "metavar": "true|false"}
+    else:
+        options |= {"type": field.type, "metavar": field.type.__name__.upper()}  # type: ignore[union-attr]
+    group.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def _chosen_recipe(parsed: argparse.Namespace) -> Recipe:
+    given = {
+        name.removeprefix("field_"): value
+        for name, value in vars(parsed).items()
+        if name.startswith("field_") and value is not None
+    }
+    return get_recipe(parsed.recipe).override(**given)
+
+
+def _bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false; got {text!r}")
+    return text == "true"
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be integers separated by commas; got {text!r}"
+        ) from None

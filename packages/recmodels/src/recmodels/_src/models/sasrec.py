@@ -1,0 +1,187 @@
+"""SASRec: a causal transformer over a user's history, tied to the item table it scores with."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from recmodels._src.recipe import Recipe
+
+_INITIAL_SCALE = 0.02  # GPT-2's standard deviation for weights and tables
+_MASKED = -1e30  # score of an invisible position; far below any real one, and finite
+
+
+class Block(nnx.Module):
+    """Pre-norm GPT-2 block: causal attention, then a four times wider MLP, each with a residual.
+
+    Dropout acts on what each half adds to the residual stream. Attention weights are not dropped:
+    that would draw S*S numbers per head, more than everything else in the block.
+    """
+
+    def __init__(self, recipe: Recipe, rngs: nnx.Rngs) -> None:
+        dim = recipe.hidden_dim
+        self.num_heads = recipe.num_heads
+        self.dropout = recipe.dropout
+        self.attention_norm = _norm(recipe, rngs)
+        self.qkv = _linear(recipe, dim, 3 * dim, rngs)
+        self.attention_out = _linear(recipe, dim, dim, rngs, residual=True)
+        self.mlp_norm = _norm(recipe, rngs)
+        self.mlp_in = _linear(recipe, dim, 4 * dim, rngs)
+        self.mlp_out = _linear(recipe, 4 * dim, dim, rngs, residual=True)
+
+    def __call__(
+        self,
+        stream: Array,
+        visible: Array,
+        keys: tuple[Array | None, Array | None],
+    ) -> Array:
+        """Adds attention over the visible positions and the MLP to the residual stream."""
+        batch, length, dim = stream.shape
+        qkv = self.qkv(self.attention_norm(stream))
+        heads = qkv.reshape(batch, length, 3, self.num_heads, dim // self.num_heads)
+        attended = _attention(*jnp.unstack(heads, axis=2), visible).reshape(batch, length, dim)
+        stream = stream + _dropout(self.attention_out(attended), self.dropout, keys[0])
+        widened = jax.nn.gelu(self.mlp_in(self.mlp_norm(stream)))
+        return stream + _dropout(self.mlp_out(widened), self.dropout, keys[1])
+
+
+class HistoryEncoder(nnx.Module):
+    """Turns the vectors of a right-aligned history into one activation per position."""
+
+    def __init__(self, recipe: Recipe, rngs: nnx.Rngs) -> None:
+        self.dropout = recipe.dropout
+        self.compute_dtype = recipe.compute_dtype
+        self.positions = nnx.Param(_table(rngs, recipe.max_length, recipe.hidden_dim))
+        self.blocks = nnx.List([Block(recipe, rngs) for _ in range(recipe.num_layers)])
+        self.final_norm = _norm(recipe, rngs)
+
+    def __call__(
+        self,
+        history_vectors: Array,
+        history_mask: Array,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """Activations of every position.
+
+        Args:
+            history_vectors: `[B, S, D]` float32 item vectors, most recent last, S = max_length.
+            history_mask: `[B, S]`, False on padding. An all-False row gives finite activations.
+            dropout_key: random key in training; None in evaluation (no dropout).
+
+        Returns:
+            `[B, S, D]` in the recipe's compute type; positions on padding carry no meaning.
+        """
+        num_keys = 1 + 2 * len(self.blocks)
+        keys = [None] * num_keys if dropout_key is None else jax.random.split(dropout_key, num_keys)
+        # The mask also gives padding a zero gradient, so row 0 learns nothing from histories.
+        stream = jnp.where(history_mask[..., None], history_vectors, 0) + self.positions[...]
+        stream = _dropout(stream.astype(self.compute_dtype), self.dropout, keys[0])
+        length = history_mask.shape[1]
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        visible = causal & history_mask[:, None, None, :]
+        for layer, block in enumerate(self.blocks):
+            stream = block(stream, visible, (keys[1 + 2 * layer], keys[2 + 2 * layer]))
+        return self.final_norm(stream)
+
+
+class SASRec(nnx.Module):
+    """Item table, encoder and optional output bias; the table reads histories and scores items.
+
+    Row 0 of the table is padding: it never enters an activation and is never recommended.
+    """
+
+    def __init__(self, recipe: Recipe, vocab_size: int, rngs: nnx.Rngs) -> None:
+        self.item_embeddings = nnx.Param(_table(rngs, vocab_size, recipe.hidden_dim))
+        self.encoder = HistoryEncoder(recipe, rngs)
+        if recipe.output_bias:
+            self.output_bias = nnx.Param(jnp.zeros(vocab_size))
+
+
+class ModelParts(NamedTuple):
+    """A model as its static structure and its arrays, the form that training works on."""
+
+    encoder: "nnx.GraphDef[HistoryEncoder]"  # static part; merge it with params["encoder"]
+    params: dict  # arrays by name: item_embeddings [V, D], encoder, output_bias [V] (optional)
+
+
+def build(recipe: Recipe, vocab_size: int) -> ModelParts:
+    """A freshly initialised model, its output bias still zero (see `popularity_bias`).
+
+    Call it under `jax.eval_shape`-like `abstract` when only shapes are wanted.
+    """
+    model = SASRec(recipe, vocab_size, nnx.Rngs(recipe.seed))
+    return ModelParts(nnx.split(model.encoder)[0], nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+
+def encode(
+    encoder: "nnx.GraphDef[HistoryEncoder]",
+    params: dict,
+    history_vectors: Array,
+    history_mask: Array,
+    dropout_key: Array | None = None,
+) -> Array:
+    """Activations of every position; see `HistoryEncoder.__call__`."""
+    return nnx.merge(encoder, params["encoder"])(history_vectors, history_mask, dropout_key)
+
+
+def popularity_bias(counts: Array, num_targets: int) -> Array:
+    """Output bias with which a fresh model predicts each item's share of the training targets.
+
+        bias_v = log(p_v / (1 - p_v)),   p_v = num_targets * count_v / sum(count)
+
+    Args:
+        counts: `[V]` interactions per row in the training part; row 0 is padding.
+        num_targets: targets per position, so that p_v is the chance of v being one of them.
+
+    Returns:
+        `[V]` float32. A row never seen counts as half an interaction, so that every bias is finite.
+    """
+    total = jnp.maximum(counts.sum(), 1)
+    share = num_targets * jnp.maximum(counts, 0.5) / total
+    share = jnp.minimum(share, 0.5)  # in a tiny catalog the estimate can reach 1
+    return (jnp.log(share) - jnp.log1p(-share)).astype(jnp.float32)
+
+
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    visible: Array,
+) -> Array:
+    # Scores, mask and softmax in float32; the mask is finite, so a position that sees nothing gets
+    # the mean of the values and finite gradients instead of 0/0.
+    scale = query.shape[-1] ** -0.5
+    scores = jnp.einsum("bqhk,bshk->bhqs", query * scale, key, preferred_element_type=jnp.float32)
+    shares = jax.nn.softmax(jnp.where(visible, scores, _MASKED))
+    return jnp.einsum("bhqs,bshk->bqhk", shares.astype(value.dtype), value)
+
+
+def _dropout(values: Array, rate: float, key: Array | None) -> Array:
+    if key is None or rate == 0:
+        return values
+    keep = jax.random.bernoulli(key, 1 - rate, values.shape)
+    return jnp.where(keep, values / (1 - rate), 0)
+
+
+def _table(rngs: nnx.Rngs, rows: int, dim: int) -> Array:
+    return _INITIAL_SCALE * jax.random.normal(rngs.params(), (rows, dim))
+
+
+def _norm(recipe: Recipe, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    return nnx.LayerNorm(recipe.hidden_dim, dtype=jnp.dtype(recipe.compute_dtype), rngs=rngs)
+
+
+def _linear(
+    recipe: Recipe, in_dim: int, out_dim: int, rngs: nnx.Rngs, *, residual: bool = False
+) -> nnx.Linear:
+    # GPT-2 starts smaller what is added to the stream, so that depth does not grow its variance.
+    scale = _INITIAL_SCALE / (2 * recipe.num_layers) ** 0.5 if residual else _INITIAL_SCALE
+    return nnx.Linear(
+        in_dim,
+        out_dim,
+        dtype=jnp.dtype(recipe.compute_dtype),
+        kernel_init=nnx.initializers.normal(scale),
+        rngs=rngs,
+    )

@@ -1,0 +1,224 @@
+"""Recipes: every choice that decides how a model is trained and measured, in one frozen object."""
+
+import dataclasses
+import math
+from dataclasses import field
+from typing import Any, Literal, get_args, get_origin
+
+from recmodels._src.data.splits import Protocol
+from recmodels._src.errors import UserError
+
+GradientMode = Literal["auto", "fused", "recompute"]
+ComputeDtype = Literal["float32", "bfloat16"]
+Precision = Literal["default", "bfloat16", "highest"]
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is trained, how, and how it is measured.
+
+    Every field carries its meaning in `metadata["help"]`, which is also the help text of the
+    command-line option of the same name.
+
+    Raises:
+        UserError: a value is outside its range; the message names field, value and rule.
+    """
+
+    name: str = field(metadata=_help("name of the recipe, written into the run and the bundle"))
+    protocol: Protocol = field(
+        metadata=_help("split: next-8 (many targets) or leave-one-out (one target)")
+    )
+    num_targets: int = field(
+        default=8, metadata=_help("items that each training position predicts")
+    )
+    max_length: int = field(default=50, metadata=_help("most recent items that the model reads"))
+    hidden_dim: int = field(default=64, metadata=_help("width of item vectors and blocks"))
+    num_layers: int = field(default=2, metadata=_help("transformer blocks"))
+    num_heads: int = field(default=2, metadata=_help("attention heads; divides hidden_dim"))
+    dropout: float = field(
+        default=0.2, metadata=_help("share of inputs and block outputs dropped in training")
+    )
+    output_bias: bool = field(
+        default=True,
+        metadata=_help("learn one bias per item, started at the log-odds of its popularity"),
+    )
+    batch_size: int = field(default=64, metadata=_help("training windows per step"))
+    num_steps: int = field(default=1000, metadata=_help("optimizer steps in all"))
+    learning_rate: float = field(default=1e-3, metadata=_help("peak learning rate of AdamW"))
+    warmup_steps: int = field(default=100, metadata=_help("steps of linear warm-up to the peak"))
+    final_learning_rate_ratio: float = field(
+        default=0.1, metadata=_help("share of the peak at which the cosine decay ends")
+    )
+    weight_decay: float = field(
+        default=0.01, metadata=_help("AdamW weight decay (not on biases, norms, positions)")
+    )
+    gradient_clip_norm: float = field(default=1.0, metadata=_help("largest global gradient norm"))
+    seed: int = field(default=0, metadata=_help("seed of initial weights, dropout and data order"))
+    hide_seen: bool = field(
+        default=True,
+        metadata=_help(
+            "never recommend items of the history: same meaning in evaluation and serving"
+        ),
+    )
+    label_smoothing: float = field(
+        default=0.0, metadata=_help("share by which targets move towards 0.5")
+    )
+    gradient_mode: GradientMode = field(
+        default="auto", metadata=_help("how the loss makes its gradients")
+    )
+    compute_dtype: ComputeDtype = field(
+        default="float32",
+        metadata=_help("type of matrix products; weights, softmax and loss stay float32"),
+    )
+    precision: Precision = field(default="default", metadata=_help("matrix precision of the loss"))
+    log_every: int = field(default=50, metadata=_help("steps between loss records"))
+    evaluate_every: int = field(
+        default=500, metadata=_help("steps between evaluations on the dev part")
+    )
+    checkpoint_every: int = field(
+        default=500, metadata=_help("steps between checkpoints; a multiple of log_every")
+    )
+    keep_checkpoints: int = field(default=2, metadata=_help("checkpoints kept, the newest ones"))
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+        for name, rule, holds in _RULES:
+            value = getattr(self, name)
+            if not holds(self, value):
+                raise UserError(f"`{name}` must be {rule.format(self)}; got {value!r}.")
+
+    def override(self, **values: Any) -> "Recipe":
+        """The same recipe with some fields changed; unknown names raise `UserError`."""
+        unknown = sorted(set(values) - {each.name for each in dataclasses.fields(self)})
+        if unknown:
+            raise UserError(f"a recipe has no field `{unknown[0]}`; see `recmodels recipes`.")
+        return dataclasses.replace(self, **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def _checked(declared: "dataclasses.Field[Any]", value: Any) -> Any:
+    """`value` in the declared type of its field; an int is accepted where a float is declared."""
+    name, kind = declared.name, declared.type
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            allowed = ", ".join(get_args(kind))
+            raise UserError(f"`{name}` must be one of {allowed}; got {value!r}.")
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        wanted = "a finite float" if kind is float else f"of type {getattr(kind, '__name__', kind)}"
+        raise UserError(f"`{name}` must be {wanted}; got {value!r}.")
+    return value
+
+
+def _positive(_: Recipe, value: float) -> bool:
+    return value > 0
+
+
+def _not_negative(_: Recipe, value: float) -> bool:
+    return value >= 0
+
+
+def _share(_: Recipe, value: float) -> bool:
+    return 0 <= value < 1
+
+
+# (field, rule in words with fields of the recipe filled in, test)
+_RULES = (
+    *((name, "at least 1", _positive) for name in ("num_targets", "max_length", "hidden_dim")),
+    *((name, "at least 1", _positive) for name in ("num_layers", "num_heads", "batch_size")),
+    *((name, "at least 1", _positive) for name in ("num_steps", "log_every", "evaluate_every")),
+    *((name, "at least 1", _positive) for name in ("checkpoint_every", "keep_checkpoints")),
+    *((name, "above 0", _positive) for name in ("learning_rate", "gradient_clip_norm")),
+    *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay", "seed")),
+    *((name, "at least 0 and below 1", _share) for name in ("dropout", "label_smoothing")),
+    ("final_learning_rate_ratio", "between 0 and 1", lambda _, value: 0 <= value <= 1),
+    ("name", "a non-empty text", lambda _, value: bool(value)),
+    (
+        "num_heads",
+        "a divisor of `hidden_dim` ({0.hidden_dim})",
+        lambda recipe, value: recipe.hidden_dim % value == 0,
+    ),
+    # A loss record is the mean over log_every steps: a checkpoint inside such a window would make
+    # the first record after a resume differ from that of an unbroken run.
+    (
+        "checkpoint_every",
+        "a multiple of `log_every` ({0.log_every})",
+        lambda recipe, value: value % recipe.log_every == 0,
+    ),
+)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="sasrec-demo",
+            protocol="next-8",
+            max_length=64,
+            dropout=0.1,
+            batch_size=32,
+            num_steps=200,
+            learning_rate=3e-3,
+            warmup_steps=20,
+            log_every=10,
+            evaluate_every=100,
+            checkpoint_every=50,
+        ),
+        Recipe(
+            name="sasrec-beauty",
+            protocol="leave-one-out",
+            num_targets=1,
+            max_length=50,
+            dropout=0.5,
+            batch_size=128,
+            num_steps=6000,
+            log_every=100,
+            evaluate_every=1000,
+            checkpoint_every=500,
+        ),
+        Recipe(
+            name="sasrec-ml-1m",
+            protocol="next-8",
+            max_length=200,
+            batch_size=64,
+            num_steps=2000,
+            log_every=50,
+            evaluate_every=500,
+            checkpoint_every=250,
+        ),
+        # The published setting: paper's sizes, schedule length and unhidden seen items.
+        Recipe(
+            name="sasrec-yambda-50m",
+            protocol="next-8",
+            max_length=256,
+            hidden_dim=256,
+            num_layers=3,
+            num_heads=4,
+            dropout=0.1,
+            batch_size=64,
+            num_steps=300_000,
+            learning_rate=5e-4,
+            warmup_steps=5_000,
+            hide_seen=False,
+            log_every=100,
+            evaluate_every=20_000,
+            checkpoint_every=5_000,
+        ),
+    )
+}
+
+
+def get_recipe(name: str) -> Recipe:
+    """The built-in recipe called `name`; an unknown name raises `UserError` listing the names."""
+    if name not in RECIPES:
+        raise UserError(f"no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+    return RECIPES[name]

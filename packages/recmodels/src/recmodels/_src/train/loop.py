@@ -1,0 +1,273 @@
+"""Training from a sequence store to a finished run directory, resumable at any moment."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from recmodels._src.bundle import write_bundle
+from recmodels._src.data.pipeline import evaluation_batches, train_batches
+from recmodels._src.data.splits import PAD_TARGET, Split
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
+from recmodels._src.recipe import Recipe, get_recipe
+from recmodels._src.train.checkpoints import Checkpoints
+from recmodels._src.train.metrics_log import MetricsLog, read_metrics
+from recmodels._src.train.placement import Placement
+from recmodels._src.train.run_directory import RunDirectory
+from recmodels._src.train.step import StepMetrics, TrainState, initial_state
+
+# Shares of all positions that the loss is compiled for: a batch takes the smallest that holds its
+# positions with targets. Each share costs one compilation, at most once.
+_CAPACITY_SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss or its gradient stopped being finite; the message names the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves behind."""
+
+    run_dir: Path  # the run directory
+    bundle: Path  # folder that `recserve build` reads
+    step: int  # training steps done
+    loss_curve: list[tuple[int, float]]  # (step, mean loss since the previous record)
+    test: Evaluation  # model and popularity on the test part
+    step_ms: float | None  # median wall time of a step in the process that finished the run
+    already_finished: bool  # True when there was nothing left to do
+
+
+def train(
+    recipe: str | Recipe,
+    store: str | Path | SequenceStore,
+    run_dir: str | Path,
+    *,
+    progress: bool = True,
+) -> TrainResult:
+    """Trains a recipe on a store, evaluates it on the test part and writes the bundle.
+
+    Calling it again with the same arguments continues an interrupted run from its last checkpoint,
+    with exactly the results of an uninterrupted one, and returns at once when the run is finished.
+
+    Args:
+        recipe: a recipe or the name of a built-in one.
+        store: sequence store written by `prepare`.
+        run_dir: folder of the run; made when absent.
+        progress: whether to show progress bars.
+
+    Returns:
+        Loss curve, test metrics and the place of the bundle.
+
+    Raises:
+        UserError: unusable store or recipe, or `run_dir` holds something else.
+        TrainingDivergedError: the loss is not finite; the last good checkpoint is kept.
+    """
+    recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
+    store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
+    data = train_batches(store, recipe)
+    _check_evaluable(recipe, store)
+    placement = Placement.of_this_machine(recipe)
+    run = RunDirectory.create_or_resume(run_dir, recipe, store)
+    if run.summary is not None:
+        return _result(run, already_finished=True)
+    checkpoints = run.checkpoints()
+    try:
+        counts = training_counts(store, recipe)
+        state = _start(run, placement, checkpoints, data, counts)
+        log = MetricsLog(run.path, int(state.step))
+        try:
+            trainer = _Trainer(run, store, counts, placement, checkpoints, log, progress)
+            state, step_ms = trainer.fit(state, data)
+            _finish(run, store, state, counts, log, step_ms, progress)
+        finally:
+            log.close()
+    finally:
+        checkpoints.close()
+    return _result(run, already_finished=False)
+
+
+@dataclasses.dataclass
+class _Trainer:
+    """The step loop with its logging, evaluation and checkpoints."""
+
+    run: RunDirectory
+    store: SequenceStore
+    counts: np.ndarray
+    placement: Placement
+    checkpoints: Checkpoints
+    log: MetricsLog
+    progress: bool
+
+    def fit(self, state: TrainState, data: Iterator[Any]) -> tuple[TrainState, float | None]:
+        """Runs the remaining steps; returns the final state and the median step time."""
+        recipe, first = self.run.recipe, int(state.step)
+        step_function = self.placement.compile_step(recipe)
+        window = _LossWindow(self.run)
+        speeds = []
+        bar = tqdm(
+            initial=first,
+            total=recipe.num_steps,
+            desc="train",
+            unit="step",
+            disable=not self.progress,
+        )
+        for step in range(first + 1, recipe.num_steps + 1):
+            batch = next(data)
+            # Compaction would move positions between devices, so a mesh computes all of them.
+            capacity = None if self.placement.mesh else loss_capacity(batch["targets"])
+            state, step_metrics = step_function(state, batch["history"], batch["targets"], capacity)
+            window.add(step, step_metrics)
+            bar.update()
+            if step % recipe.log_every == 0 or step == recipe.num_steps:
+                speeds.append(self._record(step, window, bar))
+            self._evaluate_and_save(step, state, data)
+            if step % recipe.evaluate_every == 0 or step % recipe.checkpoint_every == 0:
+                window.restart_clock()
+        bar.close()
+        return state, statistics.median(speeds) if speeds else None
+
+    def _record(self, step: int, window: "_LossWindow", bar: tqdm) -> float:
+        loss, step_ms = window.finish()
+        self.log.write(step, "train", {"loss": loss})
+        self.log.write_board(step, "train", {"step_ms": step_ms})
+        bar.set_postfix(loss=f"{loss:.4g}")
+        return step_ms
+
+    def _evaluate_and_save(self, step: int, state: TrainState, data: Iterator[Any]) -> None:
+        recipe = self.run.recipe
+        last = step == recipe.num_steps
+        if step % recipe.evaluate_every == 0 or last:
+            dev = evaluate_params(
+                state.params,
+                recipe,
+                self.store,
+                part="dev",
+                step=step,
+                hide_seen=recipe.hide_seen,
+                item_counts=self.counts,
+                progress=False,
+            )
+            self.log.write(step, "dev", dev.model)
+        if step % recipe.checkpoint_every == 0 or last:
+            # Records first: a checkpoint whose records are missing would lose them for good.
+            self.log.sync()
+            self.checkpoints.save(state, data)
+
+
+class _LossWindow:
+    """Collects the losses between two records and stops training at the first bad one."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._losses: list[float] = []
+        self._pending: tuple[int, StepMetrics] | None = None
+        self.restart_clock()
+
+    def add(self, step: int, step_metrics: StepMetrics) -> None:
+        """Takes the metrics of a step; reads those of the step before, which are ready by then."""
+        self._read_pending()
+        self._pending = (step, step_metrics)
+
+    def finish(self) -> tuple[float, float]:
+        """Mean loss and mean milliseconds per step since the last record."""
+        self._read_pending()
+        elapsed_ms = (time.perf_counter() - self._started) * 1e3
+        loss, step_ms = math.fsum(self._losses) / len(self._losses), elapsed_ms / self._timed
+        self._losses = []
+        self.restart_clock()
+        return loss, step_ms
+
+    def restart_clock(self) -> None:
+        """Leaves what happened since the last record out of the step time."""
+        self._started, self._timed = time.perf_counter(), 0
+
+    def _read_pending(self) -> None:
+        if self._pending is None:
+            return
+        (step, values), self._pending = self._pending, None
+        loss, norm = float(values.loss), float(values.gradient_norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingDivergedError(
+                f"step {step}: the loss is {loss} and the gradient norm {norm}; training stopped. "
+                f"The last good checkpoint in {self._run.path} is kept; lower learning_rate or "
+                "gradient_clip_norm."
+            )
+        self._losses.append(loss)
+        self._timed += 1
+
+
+def loss_capacity(targets: np.ndarray) -> int:
+    """Positions to compute the loss for: the smallest of a few sizes that holds all targets."""
+    has_target = (targets != PAD_TARGET).any(-1)
+    sizes = (math.ceil(share * has_target.size) for share in _CAPACITY_SHARES)
+    return next(size for size in sizes if size >= has_target.sum())
+
+
+def _start(
+    run: RunDirectory,
+    placement: Placement,
+    checkpoints: Checkpoints,
+    data: Iterator[Any],
+    counts: np.ndarray,
+) -> TrainState:
+    if checkpoints.latest_step is None:
+        state = initial_state(run.recipe, counts.astype(np.float32))
+        return jax.device_put(state, placement.state)
+    checkpoints.restore_data(data)
+    return checkpoints.restore_state(run.abstract_state(), placement.state)
+
+
+def _finish(
+    run: RunDirectory,
+    store: SequenceStore,
+    state: TrainState,
+    counts: np.ndarray,
+    log: MetricsLog,
+    step_ms: float | None,
+    progress: bool,
+) -> None:
+    step = int(state.step)
+    test = evaluate_params(
+        state.params,
+        run.recipe,
+        store,
+        part="test",
+        step=step,
+        hide_seen=run.recipe.hide_seen,
+        item_counts=counts,
+        progress=progress,
+    )
+    log.write(step, "test", test.model)
+    log.sync()
+    write_bundle(run.path / "bundle", run.recipe, state.params, store, step=step, overwrite=True)
+    run.write_json("summary.json", {"step": step, "step_ms": step_ms, "test": test.to_dict()})
+
+
+def _result(run: RunDirectory, *, already_finished: bool) -> TrainResult:
+    summary = run.summary
+    assert summary is not None
+    records = read_metrics(run.path)
+    return TrainResult(
+        run_dir=run.path,
+        bundle=run.path / "bundle",
+        step=summary["step"],
+        loss_curve=[(line["step"], line["loss"]) for line in records if line["split"] == "train"],
+        test=Evaluation(**summary["test"]),
+        step_ms=summary["step_ms"],
+        already_finished=already_finished,
+    )
+
+
+def _check_evaluable(recipe: Recipe, store: SequenceStore) -> None:
+    # Making the iterator checks that there is someone to evaluate: better now than hours later.
+    split = Split(recipe.protocol, recipe.num_targets)
+    evaluation_batches(store, split, "test", recipe.max_length, 1)

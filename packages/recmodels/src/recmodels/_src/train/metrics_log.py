@@ -1,0 +1,71 @@
+"""`metrics.jsonl` and TensorBoard: losses and evaluations by step, exact across interruptions."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+
+class MetricsLog:
+    """Appends records to `metrics.jsonl` and mirrors them to TensorBoard.
+
+    Opening drops every record that is younger than the checkpoint training continues from: those
+    steps run again and are written again, so no step is lost or appears twice. Wall-clock figures
+    have no place here, so that an interrupted run and an unbroken one give the same file.
+    """
+
+    def __init__(self, run_dir: Path, resumed_step: int) -> None:
+        path = run_dir / "metrics.jsonl"
+        _truncate(path, resumed_step)
+        self._file = path.open("a", encoding="utf-8")
+        # purge_step makes TensorBoard hide what an interrupted run wrote past its checkpoint.
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
+
+    def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Records `values` of a split ("train", "dev", "test") after `step` steps."""
+        record = {"step": step, "split": split, **values}
+        self._file.write(json.dumps(record) + "\n")
+        self.write_board(step, split, values)
+
+    def write_board(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Sends `values` to TensorBoard only (speeds, which differ from run to run)."""
+        for name, value in values.items():
+            self._board.add_scalar(f"{split}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Puts all records on disk; call it before the checkpoint that covers them is written."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._board.flush()
+
+    def close(self) -> None:
+        """Writes what is pending and closes both files."""
+        self.sync()
+        self._file.close()
+        self._board.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    """All records of a run in order; an unfinished last line, left by a kill, is dropped."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is unfinished
+
+
+def _truncate(path: Path, last_step: int) -> None:
+    """Keeps the records up to `last_step`, without the final evaluation, which is always redone."""
+    kept = [
+        record
+        for record in read_metrics(path.parent)
+        if record["step"] <= last_step and record["split"] != "test"
+    ]
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,162 @@
+"""The run directory: what was asked for, on which data, and what came out."""
+
+import dataclasses
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from recmodels._src.atomic import atomic_file
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.errors import UserError
+from recmodels._src.recipe import Recipe
+from recmodels._src.train.checkpoints import Checkpoints
+from recmodels._src.train.step import TrainState, initial_state
+
+FORMAT, VERSION = "recmodels-run", 1
+_VERSIONED_PACKAGES = ("recmodels", "cutbce-ops", "jax", "jaxlib", "flax", "optax", "grain")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """One training run on disk: config.json, checkpoints/, metrics.jsonl, tensorboard/, bundle/.
+
+    `summary.json` is written last, so its presence means that the run is finished.
+    """
+
+    path: Path  # the folder
+    recipe: Recipe  # what is trained
+    store: dict[str, Any]  # identity of the sequence store: path, digest and counts
+
+    @classmethod
+    def create_or_resume(
+        cls, path: str | Path, recipe: Recipe, store: SequenceStore
+    ) -> "RunDirectory":
+        """Starts a run in `path`, or continues the one that is there with the same settings.
+
+        Raises:
+            UserError: `path` holds something else, or a run with another recipe or store.
+        """
+        path = Path(path)
+        if (path / "config.json").exists():
+            run = cls.open(path)
+            _check_same(run, recipe, store)
+            run._remove_leftovers()
+            return run
+        if path.exists() and (not path.is_dir() or any(_visible(path))):
+            raise UserError(f"{path} exists and is not a training run; choose another --out.")
+        run = cls(path, recipe, _identity(store))
+        run.write_json("config.json", run._config())
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDirectory":
+        """Opens an existing run.
+
+        Raises:
+            UserError: there is no run at `path`, or it was written by another version.
+        """
+        path = Path(path)
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            if (config["format"], config["version"]) != (FORMAT, VERSION):
+                raise UserError(f"{path} was written by another version; train again.")
+            return cls(path, Recipe(**config["recipe"]), config["store"])
+        except OSError:
+            raise UserError(f"{path} is not a training run: it has no config.json.") from None
+        except (KeyError, TypeError, json.JSONDecodeError):
+            raise UserError(f"{path / 'config.json'} is damaged; train again.") from None
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Content of summary.json; None while the run is not finished."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def open_store(self, store: str | Path | SequenceStore | None) -> SequenceStore:
+        """The store of this run, from `store` or else from where it was in training."""
+        if not isinstance(store, SequenceStore):
+            store = SequenceStore.open(self.store["path"] if store is None else store)
+        if store.digest != self.store["digest"]:
+            raise UserError(f"{store.path} is not the store that {self.path} was trained on.")
+        return store
+
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoint folder, for writing."""
+        return Checkpoints(self.path / "checkpoints", self.recipe.keep_checkpoints)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of the training state, without allocating it."""
+        vocab_size = self.store["num_items"] + 1
+        counts = jax.ShapeDtypeStruct((vocab_size,), np.int32)
+        return jax.eval_shape(lambda counts: initial_state(self.recipe, counts), counts)
+
+    def restore(self) -> TrainState:
+        """State of the newest checkpoint.
+
+        Raises:
+            UserError: there is no complete checkpoint yet.
+        """
+        folder = self.path / "checkpoints"
+        checkpoints = Checkpoints(folder, None) if folder.exists() else None
+        if checkpoints is None or checkpoints.latest_step is None:
+            raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        state = checkpoints.restore_state(self.abstract_state(), device)
+        checkpoints.close()
+        return state
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Writes a JSON file of the run; it appears complete or not at all."""
+        with atomic_file(self.path / name, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "recipe": self.recipe.to_dict(),
+            "store": self.store,
+            "versions": {name: _version(name) for name in _VERSIONED_PACKAGES},
+        }
+
+    def _remove_leftovers(self) -> None:
+        # Temporary outputs of a killed process carry its process id, so no later one reuses them.
+        for entry in self.path.glob(".*.*-*"):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _identity(store: SequenceStore) -> dict[str, Any]:
+    return {
+        "path": str(store.path.absolute()),
+        "digest": store.digest,
+        "num_users": store.num_users,
+        "num_items": store.num_items,
+        "num_interactions": store.num_interactions,
+    }
+
+
+def _check_same(run: RunDirectory, recipe: Recipe, store: SequenceStore) -> None:
+    was, now = run.recipe.to_dict(), recipe.to_dict()
+    differing = [f"{name} {was[name]!r} -> {now[name]!r}" for name in was if was[name] != now[name]]
+    if differing:
+        raise UserError(
+            f"{run.path} holds a run with other settings ({', '.join(differing)}); "
+            "repeat its settings to continue it or choose another --out."
+        )
+    run.open_store(store)
+
+
+def _visible(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "source tree"  # on the path without being installed
