@@ -1,4 +1,4 @@
-"""Trace-time checks of arguments; each error names the argument, what arrived and what is allowed."""
+"""Trace-time checks; each error names the argument, what arrived and what is allowed."""
 
 import math
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
 
 FLOAT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 

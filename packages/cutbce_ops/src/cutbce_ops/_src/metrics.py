@@ -1,4 +1,4 @@
-"""Confusion counts of the multi-label prediction "every item with a positive logit", and metrics."""
+"""Confusion counts of the prediction "every item with a positive logit", and their metrics."""
 
 import dataclasses
 

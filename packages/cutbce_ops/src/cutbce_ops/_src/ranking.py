@@ -53,6 +53,7 @@ def cut_top_k(
       [[1, 2]]
     """
     vocab_size, exclude = _check(queries, embeddings, bias, exclude, vocab_size)
+    queries, embeddings = jnp.asarray(queries), jnp.asarray(embeddings)
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"`k` must be a static Python int; got {type(k).__name__}.")
     if not 1 <= k <= vocab_size:
@@ -117,6 +118,7 @@ def cut_target_ranks(
       [[0, 2, -1]]
     """
     vocab_size, exclude = _check(queries, embeddings, bias, exclude, vocab_size)
+    queries, embeddings = jnp.asarray(queries), jnp.asarray(embeddings)
     checks.require_integer("targets", targets)
     _check_rows_matrix("targets", targets, queries)
     targets = checks.rows_or_padding(targets, vocab_size)
@@ -159,7 +161,8 @@ def _for_each_block(visit: Callable, state, queries: Array, embeddings: Array,
             precision=lax.Precision.HIGHEST,
         )  # fmt: skip
         if bias is not None:
-            scores = scores + lax.dynamic_slice_in_dim(bias, start, num_rows).astype(jnp.float32)
+            row_bias = lax.dynamic_slice_in_dim(bias, start, num_rows)
+            scores = scores + row_bias.astype(jnp.float32)[None, :]
         if exclude is not None:
             column = exclude - start
             # A column outside the block must not wrap round from the end: send it past the end.
@@ -168,6 +171,7 @@ def _for_each_block(visit: Callable, state, queries: Array, embeddings: Array,
             scores = scores.at[query, column].set(-jnp.inf, mode="drop")
         return visit(state, start, scores)
 
+    bias = None if bias is None else jnp.asarray(bias)
     state = lax.fori_loop(
         0, vocab_size // block, lambda i, state: visit_rows(state, i * block, block), state
     )

@@ -187,9 +187,10 @@ def cut_binary_cross_entropy_per_position(
     return per_position_loss(static, *primals).per_position.reshape(activations.shape[:-1])
 
 
-def _loss_and_forward(activations, embeddings, targets, position_weights, bias, vocab_size,
-                      label_smoothing, pos_weight, sharding, gradient_mode, precision,
-                      implementation, tiles, *, with_counts: bool) -> tuple[Array, Forward]:  # fmt: skip
+def _loss_and_forward(
+    activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
+    pos_weight, sharding, gradient_mode, precision, implementation, tiles, *, with_counts: bool
+) -> tuple[Array, Forward]:  # fmt: skip
     checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
     static, primals = _prepare(
         activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight, sharding,
@@ -212,6 +213,8 @@ def _prepare(activations, embeddings, targets, bias, vocab_size, label_smoothing
              ) -> tuple[Static, tuple]:  # fmt: skip
     """Checks every argument and flattens the leading axes to positions."""
     _check_arrays(activations, embeddings, targets, bias)
+    activations, embeddings = jnp.asarray(activations), jnp.asarray(embeddings)
+    bias = None if bias is None else jnp.asarray(bias)
     checks.require_choice("precision", precision, PRECISIONS)
     checks.require_choice("implementation", implementation, (None, "xla"))
     checks.require_number("label_smoothing", label_smoothing, 0.0, 1.0)
@@ -220,7 +223,9 @@ def _prepare(activations, embeddings, targets, bias, vocab_size, label_smoothing
     if tiles is not None and not isinstance(tiles, TileConfig):
         raise TypeError(f"`tiles` must be a TileConfig or None; got {type(tiles).__name__}.")
     if sharding is not None and not isinstance(sharding, LossSharding):
-        raise TypeError(f"`sharding` must be a LossSharding or None; got {type(sharding).__name__}.")
+        raise TypeError(
+            f"`sharding` must be a LossSharding or None; got {type(sharding).__name__}."
+        )
     config = SweepConfig(
         vocab_size=checks.resolve_vocab_size(vocab_size, embeddings.shape[0]),
         pointwise=PointwiseLoss.create(float(label_smoothing), float(pos_weight)),

@@ -81,7 +81,7 @@ def dense_sweep(
 def _swept(tiles: TileConfig, config: SweepConfig, wanted: Wanted, activations: Array,
            embeddings: Array, bias: Array | None, d_per_position: Array | None,
            vocab_offset: Array | None) -> Sweep:  # fmt: skip
-    num_positions, _ = activations.shape
+    num_positions = activations.shape[0]
     chunks = _PositionChunks.create(activations, d_per_position, tiles, config, wanted)
     num_rows = embeddings.shape[0]
     if vocab_offset is None:
@@ -110,7 +110,7 @@ class _PositionChunks:
     @classmethod
     def create(cls, activations: Array, d_per_position: Array | None, tiles: TileConfig,
                config: SweepConfig, wanted: Wanted) -> "_PositionChunks":  # fmt: skip
-        num_positions, dim = activations.shape
+        num_positions = activations.shape[0]
         num_chunks = math.ceil(num_positions / tiles.block_t)
         block_t = math.ceil(num_positions / num_chunks)
         padding = num_chunks * block_t - num_positions
@@ -199,7 +199,9 @@ def _tile(rows: Array, row_bias: Array | None, in_catalog: Array | None, config:
         loss = _masked(_loss(logits, probabilities, config), in_catalog).sum(axis=1)
     if wanted.counts:
         predicted = logits > 0
-        num_predicted = _masked(predicted, in_catalog).sum(axis=1, dtype=jnp.int32)
+        if in_catalog is not None:
+            predicted = predicted & in_catalog[None, :]
+        num_predicted = predicted.sum(axis=1, dtype=jnp.int32)
     if wanted.gradients:
         slope, label = config.pointwise.negative_slope, config.pointwise.negative_label
         d_logits = _affine(probabilities, slope, label)

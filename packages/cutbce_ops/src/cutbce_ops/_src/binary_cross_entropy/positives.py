@@ -57,8 +57,14 @@ def correct_for_targets(
     """Adds, for each target, its loss and gradient as a positive less those as a negative.
 
     Args:
+      sweep: result of `dense_sweep` on the same arguments.
+      activations: `[T, D]` float.
+      embeddings: `[V, D]` float.
+      bias: `[V]` float or None.
       targets: `[T, L]` int32 rows of `embeddings`, distinct per position; negative = none here.
-      The other arguments are those of `dense_sweep`.
+      d_per_position: `[T]` float32, needed for gradients only.
+      config: static options.
+      wanted: which results to correct.
     """
     pointwise = config.pointwise
     slope = pointwise.positive_slope - pointwise.negative_slope
@@ -99,7 +105,8 @@ def correct_for_targets(
 def _add_gradients(
     sweep: Sweep, row: Array, d_logits: Array, operand: Array, vectors: Array
 ) -> Sweep:
-    assert sweep.d_activations is not None and sweep.d_embeddings is not None
+    assert sweep.d_activations is not None
+    assert sweep.d_embeddings is not None
     d_bias = None if sweep.d_bias is None else sweep.d_bias.at[row].add(d_logits)
     return dataclasses.replace(
         sweep,

@@ -71,9 +71,7 @@ def sweep(
 def _local(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
            d_per_position: Array | None, vocab_offset: Array | None, config: SweepConfig,
            wanted: Wanted) -> CorrectedSweep:  # fmt: skip
-    dense = dense_sweep(
-        activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
-    )
+    dense = dense_sweep(activations, embeddings, bias, d_per_position, vocab_offset, config, wanted)
     return correct_for_targets(
         dense, activations, embeddings, bias, targets, d_per_position, config, wanted
     )

@@ -65,7 +65,8 @@ def _forward(static: Static, swept: CorrectedSweep) -> Forward:
     if not static.with_counts:
         return Forward(per_position, None)
     tp, num_targets = swept.num_hit, swept.num_targets
-    # Target logits are computed apart from the sweep; one that rounds across 0 must not make fp < 0.
+    # Target logits are computed apart from the sweep: one that rounds across 0 must not make
+    # fp negative.
     fp = jnp.maximum(swept.sweep.num_predicted - tp, 0)
     fn = num_targets - tp
     return Forward(per_position, ConfusionCounts(tp, fp, fn, vocab_size - tp - fp - fn))

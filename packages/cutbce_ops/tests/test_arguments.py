@@ -1,0 +1,81 @@
+"""Every caller mistake gives one error that names the argument, what came and what is allowed."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cutbce_ops
+
+GOOD = {
+    "activations": jnp.ones((4, 3)),
+    "embeddings": jnp.ones((10, 3)),
+    "targets": jnp.zeros((4, 2), jnp.int32),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"activations": jnp.ones((4, 3), jnp.int32)}, TypeError, "`activations` must be float32"),
+        ({"embeddings": np.ones((10, 3))}, TypeError, "`embeddings` must be float32.*float64"),
+        ({"targets": jnp.zeros((4, 2))}, TypeError, "`targets` must hold integer table rows"),
+        ({"targets": jnp.zeros((3, 2), jnp.int32)}, ValueError, r"`targets`.*\(4, 'L'\).*\(3, 2\)"),
+        ({"targets": jnp.zeros((4,), jnp.int32)}, ValueError, r"`targets` must have shape"),
+        ({"embeddings": jnp.ones((10, 5))}, ValueError, r"last axes.*\(4, 3\) and \(10, 5\)"),
+        ({"embeddings": jnp.ones((10,))}, ValueError, r"`embeddings` \[V, D\]"),
+        ({"activations": jnp.ones((0, 3)), "targets": jnp.zeros((0, 2), jnp.int32)}, ValueError,
+         "must not be empty"),
+        ({"bias": jnp.ones((9,))}, ValueError, r"`bias` must have shape \(10,\)"),
+        ({"position_weights": jnp.ones((5,))}, ValueError, r"`position_weights`.*\(4,\).*\(5,\)"),
+        ({"vocab_size": 11}, ValueError, r"`vocab_size` must lie in \[1, 10\].*got 11"),
+        ({"vocab_size": jnp.int32(3)}, TypeError, "`vocab_size` must be a static Python int"),
+        ({"label_smoothing": 1.5}, ValueError, r"`label_smoothing` must lie in \[0.0, 1.0\]"),
+        ({"label_smoothing": float("nan")}, ValueError, "`label_smoothing`"),
+        ({"pos_weight": 0.0}, ValueError, r"`pos_weight` must lie in \(0.0, inf\]; got 0.0"),
+        ({"pos_weight": jnp.ones(10)}, TypeError, "`pos_weight` must be a Python number"),
+        ({"gradient_mode": "fast"}, ValueError, "`gradient_mode` must be one of 'auto', 'fused'"),
+        ({"precision": "float8"}, ValueError, "`precision` must be one of"),
+        ({"implementation": "cuda"}, ValueError, "`implementation` must be one of None, 'xla'"),
+        ({"tiles": (8, 8)}, TypeError, "`tiles` must be a TileConfig"),
+        ({"sharding": "data"}, TypeError, "`sharding` must be a LossSharding"),
+    ],
+)  # fmt: skip
+def test_errors(changes, error, message):
+    with pytest.raises(error, match=message):
+        cutbce_ops.cut_binary_cross_entropy(**GOOD | changes)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True])
+def test_tile_sizes(size):
+    with pytest.raises(ValueError, match="`block_v` must be an integer of at least 1"):
+        cutbce_ops.TileConfig(8, size)
+
+
+@pytest.mark.parametrize("options", [{"implementation": "xla"}, {"precision": "highest"}])
+def test_every_allowed_option_runs(options):
+    loss = cutbce_ops.cut_binary_cross_entropy(**GOOD, **options)
+    assert np.isfinite(loss)
+
+
+def test_numpy_arrays_are_accepted():
+    arrays = {name: np.asarray(value) for name, value in GOOD.items()}
+    got = cutbce_ops.cut_binary_cross_entropy(**arrays)
+    assert float(got) == float(cutbce_ops.cut_binary_cross_entropy(**GOOD))
+
+
+def test_import_touches_no_device_and_only_needs_jax_and_numpy():
+    program = (
+        "import sys, jax; before = set(sys.modules); import cutbce_ops;"
+        "import jax._src.xla_bridge as bridge;"
+        "assert not bridge.backends_are_initialized(), 'a backend was initialised';"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "allowed = {'cutbce_ops', 'jax', 'jaxlib', 'numpy'} | set(sys.stdlib_module_names);"
+        "print(sorted(new - allowed))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

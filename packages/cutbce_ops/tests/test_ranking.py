@@ -1,0 +1,123 @@
+"""Top-k and ranks against a full sort in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cutbce_ops
+from cutbce_ops._src import ranking
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(ranking, "BLOCK_ROWS", 37)  # several blocks and a ragged last one
+    jax.clear_caches()
+
+
+def make(num_queries=6, vocab_size=200, dim=8, num_excluded=9, seed=0):
+    rng = np.random.default_rng(seed)
+    return (
+        jnp.asarray(rng.normal(size=(num_queries, dim)), jnp.float32),
+        jnp.asarray(rng.normal(size=(vocab_size, dim)), jnp.float32),
+        jnp.asarray(rng.normal(size=vocab_size), jnp.float32),
+        jnp.asarray(rng.integers(-3, vocab_size + 3, (num_queries, num_excluded)), jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("k", [1, 8, 40, 150])
+def test_top_k_equals_a_full_sort(k: int):
+    queries, table, bias, exclude = make()
+    scores, rows = cutbce_ops.cut_top_k(
+        queries, table, k, bias=bias, exclude=exclude, vocab_size=190
+    )
+    want = oracle.scores(queries, table, bias, exclude, 190)
+    order = np.argsort(-want, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(rows, order)
+    np.testing.assert_allclose(scores, np.take_along_axis(want, order, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_top_k_without_enough_rows_ends_in_minus_one():
+    queries, table, _, _ = make(num_queries=1, vocab_size=40)
+    exclude = jnp.arange(37)[None]
+    scores, rows = cutbce_ops.cut_top_k(queries, table, 5, exclude=exclude)
+    assert sorted(rows[0, :3].tolist()) == [37, 38, 39]
+    assert rows[0, 3:].tolist() == [-1, -1]
+    assert scores[0, 3:].tolist() == [-np.inf, -np.inf]
+
+
+def test_equal_scores_are_ordered_by_row():
+    queries, table = jnp.ones((1, 1)), jnp.ones((100, 1))
+    _, rows = cutbce_ops.cut_top_k(queries, table, 60)
+    assert rows[0].tolist() == list(range(60))
+    targets = jnp.array([[0, 36, 37, 99]])
+    ranks = cutbce_ops.cut_target_ranks(queries, table, targets)
+    assert ranks.tolist() == [[0, 36, 37, 99]]
+
+
+@pytest.mark.parametrize("with_exclusion", [False, True])
+def test_ranks_equal_positions_in_a_full_sort(with_exclusion: bool):
+    queries, table, bias, exclude = make()
+    exclude = exclude if with_exclusion else None
+    targets = jnp.asarray(np.random.default_rng(3).integers(-2, 202, (6, 5)), jnp.int32)
+    ranks = cutbce_ops.cut_target_ranks(queries, table, targets, bias=bias, exclude=exclude)
+    own = oracle.scores(queries, table, bias)
+    others = oracle.scores(queries, table, bias, exclude)
+    for query in range(6):
+        for place in range(5):
+            target = int(targets[query, place])
+            rank = int(ranks[query, place])
+            if 0 <= target < 200:
+                assert rank == (others[query] > own[query, target]).sum()
+            else:
+                assert rank == -1
+    assert ranks.dtype == jnp.int32
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 50), k=st.sampled_from([1, 7, 60]))
+def test_ranks_agree_with_top_k(seed: int, k: int):
+    queries, table, bias, exclude = make(vocab_size=60, seed=seed)
+    _, rows = cutbce_ops.cut_top_k(queries, table, k, bias=bias, exclude=exclude)
+    ranks = cutbce_ops.cut_target_ranks(queries, table, rows, bias=bias, exclude=exclude)
+    want = np.where(np.asarray(rows) >= 0, np.arange(k)[None, :], -1)
+    np.testing.assert_array_equal(ranks, want)
+
+
+def test_bfloat16_tables_are_ranked_in_float32():
+    queries, table, _, _ = make()
+    half = table.astype(jnp.bfloat16)
+    _, rows = cutbce_ops.cut_top_k(queries, half, 20)
+    want = oracle.scores(queries, half.astype(jnp.float32))
+    np.testing.assert_array_equal(rows, np.argsort(-want, axis=1, kind="stable")[:, :20])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"k": 0}, ValueError, r"`k` must lie in \[1, 200\], the size of the catalog; got 0"),
+        ({"k": 201}, ValueError, r"`k` must lie in \[1, 200\].*got 201"),
+        ({"k": 2.0}, TypeError, "`k` must be a static Python int; got float"),
+        ({"vocab_size": 201}, ValueError, r"`vocab_size` must lie in \[1, 200\]"),
+        ({"exclude": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"`exclude`.*\[6, any\].*\(5, 2\)"),
+        ({"exclude": jnp.zeros((6, 2))}, TypeError, "`exclude` must hold integer"),
+        ({"queries": jnp.zeros((6, 7))}, ValueError, r"got \(6, 7\) and \(200, 8\)"),
+        ({"bias": jnp.zeros(3)}, ValueError, r"`bias` must have shape \(200,\)"),
+    ],
+)
+def test_top_k_errors(changes, error, message):
+    queries, table, bias, _ = make()
+    arguments = {"queries": queries, "embeddings": table, "k": 3, "bias": bias} | changes
+    with pytest.raises(error, match=message):
+        cutbce_ops.cut_top_k(**arguments)
+
+
+def test_target_ranks_errors():
+    queries, table, _, _ = make()
+    with pytest.raises(ValueError, match=r"`targets` must have shape \[6, any\]"):
+        cutbce_ops.cut_target_ranks(queries, table, jnp.zeros((4, 2), jnp.int32))
+    with pytest.raises(TypeError, match="`targets` must hold integer"):
+        cutbce_ops.cut_target_ranks(queries, table, jnp.zeros((6, 2)))

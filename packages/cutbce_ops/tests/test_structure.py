@@ -1,0 +1,80 @@
+"""Memory promises, read from the program itself: no logits, no partial sums for every block."""
+
+import math
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import pytest
+
+import cutbce_ops
+
+T, V, D, L = 512, 40_000, 64, 8
+# The largest things allowed: the table (and its gradient) and one tile of logits.
+LARGEST_ALLOWED = max(V * D, 512 * 2048)
+
+
+def all_shapes(jaxpr) -> list[tuple[int, ...]]:
+    """Shapes of every intermediate, loop bodies, branches and custom derivatives included."""
+    shapes = []
+    for equation in jaxpr.eqns:
+        shapes += [variable.aval.shape for variable in equation.outvars]
+        for value in equation.params.values():
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                inner = item.jaxpr if isinstance(item, jex.ClosedJaxpr) else item
+                if isinstance(inner, jex.Jaxpr):
+                    shapes += all_shapes(inner)
+    return shapes
+
+
+def problem():
+    return jnp.zeros((T, D)), jnp.zeros((V, D)), jnp.zeros((T, L), jnp.int32)
+
+
+def loss_of(mode: str):
+    def loss(activations, embeddings, targets):
+        return cutbce_ops.cut_binary_cross_entropy(
+            activations, embeddings, targets, gradient_mode=mode,
+            tiles=cutbce_ops.TileConfig(512, 2048),
+        )  # fmt: skip
+
+    return loss
+
+
+def dense_loss(activations, embeddings, targets):
+    logits = activations @ embeddings.T
+    return jax.nn.softplus(logits).mean() - jnp.take_along_axis(logits, targets, 1).sum() / V
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_nothing_grows_with_positions_times_vocabulary(mode: str):
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss_of(mode), (0, 1)))(*problem())
+    largest = max(math.prod(shape) for shape in all_shapes(gradient.jaxpr))
+    assert largest <= LARGEST_ALLOWED
+    assert largest < V // 2048 * T * D * 8  # a buffer per block and position would be larger
+
+
+def test_the_check_notices_a_dense_loss():
+    gradient = jax.make_jaxpr(jax.value_and_grad(dense_loss, (0, 1)))(*problem())
+    assert max(math.prod(shape) for shape in all_shapes(gradient.jaxpr)) > LARGEST_ALLOWED
+
+
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_compiled_memory_is_the_gradient_and_a_tile(mode: str):
+    compiled = jax.jit(jax.value_and_grad(loss_of(mode), (0, 1))).lower(*problem()).compile()
+    memory = compiled.memory_analysis()
+    table_bytes, tile_bytes = V * D * 4, 512 * 2048 * 4
+    logits_bytes = T * V * 4
+    # Outputs hold the gradients; beside them a second table (in transit) and a few tiles.
+    assert memory.temp_size_in_bytes <= table_bytes + 6 * tile_bytes < logits_bytes
+
+
+def test_ranking_never_holds_all_scores():
+    queries, table = jnp.zeros((64, 8)), jnp.zeros((100_000, 8))
+    for function in (
+        lambda q, e: cutbce_ops.cut_top_k(q, e, 10),
+        lambda q, e: cutbce_ops.cut_target_ranks(q, e, jnp.zeros((64, 8), jnp.int32)),
+    ):
+        jaxpr = jax.make_jaxpr(function)(queries, table).jaxpr
+        inner = [math.prod(shape) for shape in all_shapes(jaxpr)]
+        assert max(inner) <= 64 * 16_384
