@@ -13,6 +13,12 @@ nox.options.sessions = ["tests"]
 
 ROOT = pathlib.Path(__file__).parent
 PACKAGES = ("cutbce_ops", "recmodels", "recserve")
+TOOLS = ("ruff", "basedpyright", "build", "jax[tpu]")
+EDITABLE = (
+    *("-e", "packages/cutbce_ops"),
+    *("-e", "packages/recmodels"),
+    *("-e", "packages/recserve[scann,encode]"),
+)
 CONSTRAINTS = ROOT / "constraints" / f"py{'.'.join(platform.python_version_tuple()[:2])}.txt"
 
 
@@ -28,13 +34,13 @@ def _group(package: str, group: str) -> list[str]:
     return nox.project.dependency_groups(pyproject, group)
 
 
-def _install_packages(session: nox.Session, *groups: str) -> None:
-    """Installs the three packages, editable, with all they need for tests."""
-    requirements = [requirement for package in PACKAGES for group in groups
-                    for requirement in _group(package, group)]  # fmt: skip
-    editable = ["-e", "packages/cutbce_ops", "-e", "packages/recmodels",
-                "-e", "packages/recserve[scann,encode]"]  # fmt: skip
-    _install(session, *editable, *requirements)
+def _test_requirements() -> list[str]:
+    return [requirement for package in PACKAGES for requirement in _group(package, "test")]
+
+
+def _install_packages(session: nox.Session, *requirements: str) -> None:
+    """Installs the three packages, editable, and what the job needs besides."""
+    _install(session, *EDITABLE, *requirements)
 
 
 def _on_cpu() -> dict[str, str]:
@@ -52,7 +58,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test that needs no accelerator."""
-    _install_packages(session, "test")
+    _install_packages(session, *_test_requirements())
     for package in PACKAGES:
         _pytest(session, f"packages/{package}", "not slow and not tpu_compiler")
     session.run("python", "-m", "pytest", "tools", *session.posargs)
@@ -61,7 +67,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(name="tests-slow")
 def tests_slow(session: nox.Session) -> None:
     """The tests that take minutes."""
-    _install_packages(session, "test")
+    _install_packages(session, *_test_requirements())
     for package in PACKAGES:
         _pytest(session, f"packages/{package}", "slow and not tpu_compiler", may_be_empty=True)
 
@@ -69,8 +75,7 @@ def tests_slow(session: nox.Session) -> None:
 @nox.session(name="tests-tpu")
 def tests_tpu(session: nox.Session) -> None:
     """Compiles for TPU slices that are not attached; on a TPU machine runs the tests there too."""
-    _install_packages(session, "test")
-    _install(session, "jax[tpu]")
+    _install_packages(session, *_test_requirements(), "jax[tpu]")
     session.run("python", "tools/tests_tpu.py", *session.posargs)
 
 
@@ -96,8 +101,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Static types of everything under src."""
-    _install_packages(session)
-    _install(session, "basedpyright")
+    _install_packages(session, "basedpyright")
     session.run("basedpyright", "--level", "error")
 
 
@@ -127,7 +131,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Time and memory of the loss against its alternatives, side by side in one run."""
-    _install_packages(session, "bench")
+    _install_packages(session, *_group("cutbce_ops", "bench"))
     session.run(
         "python", "packages/cutbce_ops/benchmarks/bench_binary_cross_entropy.py",
         *session.posargs, env=_on_cpu() | {"KERAS_BACKEND": "jax"},
@@ -137,13 +141,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def constraints(session: nox.Session) -> None:
     """Rewrites the constraints file of the running Python from the newest releases allowed."""
-    requirements = [requirement for package in PACKAGES for group in ("test", "bench")
-                    for requirement in _group(package, group)]  # fmt: skip
-    tools = ("ruff", "basedpyright", "build", "jax[tpu]")
-    session.install(
-        "-e", "packages/cutbce_ops", "-e", "packages/recmodels",
-        "-e", "packages/recserve[scann,encode]", *requirements, *tools,
-    )  # fmt: skip
+    session.install(*EDITABLE, *_test_requirements(), *_group("cutbce_ops", "bench"), *TOOLS)
     frozen = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True)
     temporary = CONSTRAINTS.with_suffix(".tmp")
     temporary.write_text(frozen)
