@@ -1,6 +1,6 @@
 """Time and memory of the loss and both gradients: Keras, the published CutBCE, and this package.
 
-    python bench_binary_cross_entropy.py [--positions 512] [--vocab 100000] [--dim 128] [--json FILE]
+    python bench_binary_cross_entropy.py [--positions T] [--vocab V] [--dim D] [--json FILE]
 
 All candidates run interleaved in one process, so that a busy machine slows all of them; medians
 are compared. Peak memory is measured for each candidate in a process of its own.

@@ -30,7 +30,7 @@ def multi_hot(targets: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def binary_cross_entropy(
     activations, embeddings, targets, *, weights=None, bias=None, vocab_size=None,
-    label_smoothing=0.0, pos_weight=1.0, chunk=128,
+    label_smoothing=0.0, pos_weight=1.0, chunk=32,
 ) -> Truth:  # fmt: skip
     a, e = np.asarray(activations, np.float64), np.asarray(embeddings, np.float64)
     num_positions, num_rows = len(a), len(e)
@@ -46,11 +46,10 @@ def binary_cross_entropy(
         x = a[part] @ e[:v].T + b[:v]
         hot = multi_hot(np.asarray(targets)[part], v)
         y = hot * (1 - label_smoothing) + label_smoothing / 2
-        per_position[part] = (
-            pos_weight * y * np.logaddexp(0, -x) + (1 - y) * np.logaddexp(0, x)
-        ).mean(axis=1)
         # Both tails in their own exponential, so that tiny probabilities keep their digits.
         small = np.exp(-np.abs(x))
+        softplus = np.maximum(x, 0) + np.log1p(small)
+        per_position[part] = (pos_weight * y * (softplus - x) + (1 - y) * softplus).mean(axis=1)
         p = np.where(x >= 0, 1, small) / (1 + small)
         not_p = np.where(x >= 0, small, 1) / (1 + small)
         d_x = (-pos_weight * y * not_p + (1 - y) * p) * mean_w[part, None] / v

@@ -1,6 +1,5 @@
 """Top-k and ranks against a full sort in float64."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -15,7 +14,6 @@ from cutbce_ops._src import ranking
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(ranking, "BLOCK_ROWS", 37)  # several blocks and a ragged last one
-    jax.clear_caches()
 
 
 def make(num_queries=6, vocab_size=200, dim=8, num_excluded=9, seed=0):
@@ -77,7 +75,7 @@ def test_ranks_equal_positions_in_a_full_sort(with_exclusion: bool):
     assert ranks.dtype == jnp.int32
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 50), k=st.sampled_from([1, 7, 60]))
 def test_ranks_agree_with_top_k(seed: int, k: int):
     queries, table, bias, exclude = make(vocab_size=60, seed=seed)
