@@ -222,10 +222,9 @@ def test_files_beside_the_listed_ones_are_ignored(bundle, tmp_path):
 
 
 def test_bundle_replaced_while_it_is_copied(bundle, tmp_path, toys, monkeypatch):
-    from recserve._src import build as module
+    from recserve._src.storage import copy_file
 
     other = toys.write(tmp_path / "other", item_ids=range(900, 920))
-    copy_file = module.copy_file
 
     def swap(source, target):
         if source.name == "items.parquet":
@@ -233,7 +232,7 @@ def test_bundle_replaced_while_it_is_copied(bundle, tmp_path, toys, monkeypatch)
             os.rename(other.path, bundle.path)
         return copy_file(source, target)
 
-    monkeypatch.setattr(module, "copy_file", swap)
+    monkeypatch.setattr("recserve._src.build.copy_file", swap)
     with pytest.raises(recserve.UserError, match=re.escape("items.parquet has")):
         recserve.build(bundle.path, tmp_path / "index")
     assert not (tmp_path / "index").exists()

@@ -294,16 +294,15 @@ def test_scann_index_can_be_moved(large_index, tmp_path):
 
 
 def test_index_replaced_while_it_is_opened(index, bundle, toys, tmp_path, monkeypatch):
-    from recserve._src import recommender as module
+    from recserve._src.catalog import load_catalog
 
     other = toys.write(tmp_path / "other", item_ids=range(900, 920))
-    load_catalog = module.load_catalog
 
     def swap(folder, header):
         recserve.build(other.path, index, overwrite=True)
         return load_catalog(folder, header)
 
-    monkeypatch.setattr(module, "load_catalog", swap)
+    monkeypatch.setattr("recserve._src.recommender.load_catalog", swap)
     refuse(index, "was replaced while it was being opened; open it again")
 
 
