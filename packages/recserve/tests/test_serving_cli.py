@@ -212,7 +212,13 @@ def test_recall(run, index):
     assert lines[0] == (
         "ANN recall@5 of exact search: 1.0000 (2 queries from user histories, seen items hidden)"
     )
-    assert [line.split()[0] for line in lines[1:]] == ["latency", "exact", "exact"]
+    assert [line.split()[0] for line in lines[1:]] == ["latency", "exact"]
+
+
+def test_recall_of_scann_shows_both_latencies(run, large_index):
+    status, out, _ = run("recall", large_index, "--num-queries", 5)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["ANN", "latency", "scann", "exact"]
 
 
 def test_recall_json(run, index):
