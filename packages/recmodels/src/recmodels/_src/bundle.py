@@ -1,8 +1,10 @@
 """The bundle: everything serving needs of a trained model, and nothing of training."""
 
+import contextlib
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +92,22 @@ def export_query_encoder(recipe: Recipe, params: dict, vector_dim: int) -> jax.e
 
     (batch,) = jax.export.symbolic_shape("b")
     shape = (batch, recipe.max_length)
-    return jax.export.export(jax.jit(query), platforms=PLATFORMS)(
-        jax.ShapeDtypeStruct((*shape, vector_dim), jnp.float32),
-        jax.ShapeDtypeStruct(shape, jnp.bool_),
-    )
+    with _without_source_paths():
+        return jax.export.export(jax.jit(query), platforms=PLATFORMS)(
+            jax.ShapeDtypeStruct((*shape, vector_dim), jnp.float32),
+            jax.ShapeDtypeStruct(shape, jnp.bool_),
+        )
+
+
+@contextlib.contextmanager
+def _without_source_paths() -> Iterator[None]:
+    """Keeps the paths of this machine's source files out of the program that is lowered inside."""
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
 
 
 def _manifest(recipe: Recipe, store: SequenceStore, vector_dim: int, step: int) -> dict[str, Any]:
