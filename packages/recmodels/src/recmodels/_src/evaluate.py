@@ -26,6 +26,8 @@ from recmodels._src.train.step import encoder_graph
 DEFAULT_KS = (8, 10)
 _USERS_PER_BLOCK = 128  # with the op's item blocks it bounds the memory of an evaluation
 
+_BAR_DELAY_S = 2.0  # no bar for what is over before one can read it
+
 QueryFunction = Callable[[dict, Array], Array]
 
 
@@ -135,7 +137,13 @@ def evaluate_params(
     counts = training_counts(store, recipe) if item_counts is None else item_counts
     num_users = int(split.is_evaluated(store.lengths).sum())
     model_ranks, popularity_ranks = [], []
-    bar = tqdm(total=num_users, desc=f"evaluate {part}", unit="user", disable=not progress)
+    bar = tqdm(
+        total=num_users,
+        desc=f"evaluate {part}",
+        unit="user",
+        delay=_BAR_DELAY_S,
+        disable=not progress,
+    )
     for batch in evaluation_batches(store, split, part, recipe.max_length, _USERS_PER_BLOCK):
         real = batch["user"] >= 0
         targets = metrics.distinct(batch["targets"])

@@ -1,5 +1,6 @@
 """SASRec: a causal transformer over a user's history, tied to the item table it scores with."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,16 +36,16 @@ class Block(nnx.Module):
         self,
         stream: Array,
         visible: Array,
-        keys: tuple[Array | None, Array | None],
+        keep: tuple[Array | None, Array | None],
     ) -> Array:
         """Adds attention over the visible positions and the MLP to the residual stream."""
         batch, length, dim = stream.shape
         qkv = self.qkv(self.attention_norm(stream))
         heads = qkv.reshape(batch, length, 3, self.num_heads, dim // self.num_heads)
         attended = _attention(*jnp.unstack(heads, axis=2), visible).reshape(batch, length, dim)
-        stream = stream + _dropout(self.attention_out(attended), self.dropout, keys[0])
+        stream = stream + _dropout(self.attention_out(attended), self.dropout, keep[0])
         widened = jax.nn.gelu(self.mlp_in(self.mlp_norm(stream)))
-        return stream + _dropout(self.mlp_out(widened), self.dropout, keys[1])
+        return stream + _dropout(self.mlp_out(widened), self.dropout, keep[1])
 
 
 class HistoryEncoder(nnx.Module):
@@ -73,17 +74,25 @@ class HistoryEncoder(nnx.Module):
         Returns:
             `[B, S, D]` in the recipe's compute type; positions on padding carry no meaning.
         """
-        num_keys = 1 + 2 * len(self.blocks)
-        keys = [None] * num_keys if dropout_key is None else jax.random.split(dropout_key, num_keys)
+        keep = self._draw_dropout(history_vectors.shape, dropout_key)
         # The mask also gives padding a zero gradient, so row 0 learns nothing from histories.
         stream = jnp.where(history_mask[..., None], history_vectors, 0) + self.positions[...]
-        stream = _dropout(stream.astype(self.compute_dtype), self.dropout, keys[0])
+        stream = _dropout(stream.astype(self.compute_dtype), self.dropout, keep[0])
         length = history_mask.shape[1]
         causal = jnp.tril(jnp.ones((length, length), bool))
         visible = causal & history_mask[:, None, None, :]
         for layer, block in enumerate(self.blocks):
-            stream = block(stream, visible, (keys[1 + 2 * layer], keys[2 + 2 * layer]))
+            stream = block(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]))
         return self.final_norm(stream)
+
+    def _draw_dropout(self, shape: tuple[int, ...], key: Array | None) -> Sequence[Array | None]:
+        # One draw for all places, kept apart from its uses: XLA would otherwise put a copy of the
+        # generator into every one of them, forward and backward, and compile seconds longer.
+        num_places = 1 + 2 * len(self.blocks)
+        if key is None or self.dropout == 0:
+            return [None] * num_places
+        keep = jax.random.bernoulli(key, 1 - self.dropout, (num_places, *shape))
+        return jax.lax.optimization_barrier(keep)
 
 
 class SASRec(nnx.Module):
@@ -158,11 +167,8 @@ def _attention(
     return jnp.einsum("bhqs,bshk->bqhk", shares.astype(value.dtype), value)
 
 
-def _dropout(values: Array, rate: float, key: Array | None) -> Array:
-    if key is None or rate == 0:
-        return values
-    keep = jax.random.bernoulli(key, 1 - rate, values.shape)
-    return jnp.where(keep, values / (1 - rate), 0)
+def _dropout(values: Array, rate: float, keep: Array | None) -> Array:
+    return values if keep is None else jnp.where(keep, values / (1 - rate), 0)
 
 
 def _table(rngs: nnx.Rngs, rows: int, dim: int) -> Array:

@@ -113,27 +113,28 @@ class _Trainer:
         step_function = self.placement.compile_step(recipe)
         window = _LossWindow(self.run)
         speeds = []
-        bar = tqdm(
-            initial=first,
-            total=recipe.num_steps,
-            desc="train",
-            unit="step",
-            disable=not self.progress,
-        )
-        for step in range(first + 1, recipe.num_steps + 1):
-            batch = next(data)
-            # Compaction would move positions between devices, so a mesh computes all of them.
-            capacity = None if self.placement.mesh else loss_capacity(batch["targets"])
-            state, step_metrics = step_function(state, batch["history"], batch["targets"], capacity)
-            window.add(step, step_metrics)
-            bar.update()
-            if step % recipe.log_every == 0 or step == recipe.num_steps:
-                speeds.append(self._record(step, window, bar))
-            self._evaluate_and_save(step, state, data)
-            if step % recipe.evaluate_every == 0 or step % recipe.checkpoint_every == 0:
-                window.restart_clock()
-        bar.close()
+        steps = range(first + 1, recipe.num_steps + 1)
+        with self._bar(first) as bar:
+            for step in steps:
+                batch = next(data)
+                # Compaction would move positions between devices: a mesh computes all of them.
+                capacity = None if self.placement.mesh else loss_capacity(batch["targets"])
+                state, step_metrics = step_function(
+                    state, batch["history"], batch["targets"], capacity
+                )
+                window.add(step, step_metrics)
+                bar.update()
+                if step % recipe.log_every == 0 or step == recipe.num_steps:
+                    speeds.append(self._record(step, window, bar))
+                if self._evaluate_and_save(step, state, data):
+                    window.restart_clock()
         return state, statistics.median(speeds) if speeds else None
+
+    def _bar(self, first: int) -> tqdm:
+        total = self.run.recipe.num_steps
+        return tqdm(
+            initial=first, total=total, desc="train", unit="step", disable=not self.progress
+        )
 
     def _record(self, step: int, window: "_LossWindow", bar: tqdm) -> float:
         loss, step_ms = window.finish()
@@ -142,10 +143,12 @@ class _Trainer:
         bar.set_postfix(loss=f"{loss:.4g}")
         return step_ms
 
-    def _evaluate_and_save(self, step: int, state: TrainState, data: Iterator[Any]) -> None:
+    def _evaluate_and_save(self, step: int, state: TrainState, data: Iterator[Any]) -> bool:
         recipe = self.run.recipe
         last = step == recipe.num_steps
-        if step % recipe.evaluate_every == 0 or last:
+        evaluates = step % recipe.evaluate_every == 0 or last
+        saves = step % recipe.checkpoint_every == 0 or last
+        if evaluates:
             dev = evaluate_params(
                 state.params,
                 recipe,
@@ -157,10 +160,11 @@ class _Trainer:
                 progress=False,
             )
             self.log.write(step, "dev", dev.model)
-        if step % recipe.checkpoint_every == 0 or last:
+        if saves:
             # Records first: a checkpoint whose records are missing would lose them for good.
             self.log.sync()
             self.checkpoints.save(state, data)
+        return evaluates or saves
 
 
 class _LossWindow:

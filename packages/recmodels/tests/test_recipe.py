@@ -1,0 +1,45 @@
+import json
+
+import pytest
+
+from recmodels import RECIPES, Recipe, UserError, get_recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dropout": 1.0}, "`dropout` must be at least 0 and below 1; got 1.0"),
+        ({"num_heads": 3}, r"`num_heads` must be a divisor of `hidden_dim` \(64\); got 3"),
+        ({"protocol": "next"}, "`protocol` must be one of next-8, leave-one-out; got 'next'"),
+        ({"num_steps": 0}, "`num_steps` must be at least 1; got 0"),
+        ({"num_steps": 1.5}, "`num_steps` must be of type int; got 1.5"),
+        ({"hide_seen": 1}, "`hide_seen` must be of type bool; got 1"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be a finite float; got nan"),
+        ({"checkpoint_every": 7}, r"`checkpoint_every` must be a multiple of `log_every` \(10\)"),
+        ({"bogus": 1}, "a recipe has no field `bogus`"),
+    ],
+)
+def test_bad_values_name_the_field(values, message):
+    with pytest.raises(UserError, match=message):
+        get_recipe("sasrec-demo").override(**values)
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(UserError, match="no recipe 'sasrec'; choose one of sasrec-demo, sasrec-b"):
+        get_recipe("sasrec")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_survive_json(name):
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_yambda_recipe_is_the_published_one():
+    recipe = RECIPES["sasrec-yambda-50m"]
+    sizes = (recipe.num_layers, recipe.num_heads, recipe.hidden_dim, recipe.max_length)
+    assert sizes == (3, 4, 256, 256)
+    schedule = (recipe.batch_size, recipe.learning_rate, recipe.warmup_steps, recipe.num_steps)
+    assert schedule == (64, 5e-4, 5_000, 300_000)
+    assert (recipe.protocol, recipe.num_targets, recipe.hide_seen) == ("next-8", 8, False)

@@ -1,0 +1,108 @@
+import json
+
+import numpy as np
+import pytest
+from store_cases import distinct_store, tiny_store
+from train_cases import chain_store, finished_run, small_recipe
+
+from recmodels import TrainingDivergedError, UserError, train
+from recmodels._src.train.loop import loss_capacity
+from recmodels._src.train.metrics_log import MetricsLog, read_metrics
+from recmodels._src.train.run_directory import RunDirectory
+
+
+def test_learns_and_beats_popularity():
+    _, result = finished_run()
+    assert result.test.model["ndcg@8"] > 1.5 * result.test.popularity["ndcg@8"]
+    losses = [loss for _, loss in result.loss_curve]
+    assert losses[-1] < 0.9 * losses[0]
+    assert [step for step, _ in result.loss_curve] == list(range(2, 61, 2))
+    assert result.step_ms > 0
+
+
+def test_run_directory_holds_what_is_promised():
+    store, result = finished_run()
+    names = {entry.name for entry in result.run_dir.iterdir()}
+    assert names == {
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "bundle", "summary.json",
+    }  # fmt: skip
+    config = json.loads((result.run_dir / "config.json").read_text())
+    assert config["recipe"] == small_recipe(num_steps=60).to_dict()
+    assert config["store"]["digest"] == store.digest
+    splits = [(line["step"], line["split"]) for line in read_metrics(result.run_dir)]
+    assert [step for step, split in splits if split == "dev"] == list(range(6, 61, 6))
+    assert splits[-1] == (60, "test")
+    steps = sorted(int(entry.name) for entry in (result.run_dir / "checkpoints").iterdir())
+    assert steps == [56, 60]  # keep_checkpoints = 2
+    assert any((result.run_dir / "tensorboard").iterdir())
+
+
+def test_stops_at_the_first_bad_loss_and_keeps_the_good_checkpoint(tmp_path):
+    store = chain_store(tmp_path / "store")
+    recipe = small_recipe(learning_rate=1e30, warmup_steps=0, log_every=1, checkpoint_every=1)
+    with pytest.raises(TrainingDivergedError, match=r"step 2: the loss is nan .* lower learning_r"):
+        train(recipe, store, tmp_path / "run", progress=False)
+    assert int(RunDirectory.open(tmp_path / "run").restore().step) == 1
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1]
+
+
+def test_other_settings_other_store_other_folder(tmp_path):
+    store, result = finished_run()
+    recipe = small_recipe(num_steps=60)
+    with pytest.raises(UserError, match=r"other settings \(dropout 0.2 -> 0.3, seed 0 -> 1\)"):
+        train(recipe.override(dropout=0.3, seed=1), store, result.run_dir, progress=False)
+    other = chain_store(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match="is not the store that"):
+        train(recipe, other, result.run_dir, progress=False)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UserError, match="is not a training run; choose another"):
+        train(recipe, store, tmp_path / "full", progress=False)
+
+
+def test_damaged_config(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [([[1], [2]], "nothing to train on"), ([[1, 2, 3]], "no user to evaluate")],
+)
+def test_store_too_short_leaves_nothing_behind(tmp_path, sequences, message):
+    store = tiny_store(tmp_path / "store", sequences)
+    with pytest.raises(UserError, match=message):
+        train(small_recipe(), store, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_capacity_is_the_smallest_size_that_holds_all_targets():
+    targets = np.full((4, 8, 2), -1)
+    sizes = []
+    for num_positions in (0, 4, 5, 8, 17, 24, 25, 32):
+        targets.reshape(32, 2)[:num_positions, 0] = 1
+        sizes.append(loss_capacity(targets))
+    assert sizes == [4, 4, 8, 8, 24, 24, 32, 32]
+
+
+def test_metrics_log_forgets_what_a_resume_repeats(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step in (2, 4, 6):
+        log.write(step, "train", {"loss": float(step)})
+    log.write(4, "test", {"hit@8": 1.0})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "spl')
+    MetricsLog(tmp_path, 4).close()
+    assert read_metrics(tmp_path) == [
+        {"step": 2, "split": "train", "loss": 2.0},
+        {"step": 4, "split": "train", "loss": 4.0},
+    ]
+
+
+def test_bundle_and_evaluation_do_not_need_the_training_process(tmp_path):
+    store = distinct_store(tmp_path / "store", [30, 30, 4])
+    result = train(small_recipe(num_steps=2), store, tmp_path / "run", progress=False)
+    assert result.test.num_users == 2
+    assert result.test.popularity["hit@8"] == 0.0  # no held-out item was ever seen before

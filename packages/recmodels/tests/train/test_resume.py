@@ -1,0 +1,96 @@
+"""A run killed anywhere and started again equals one that was never interrupted, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from train_cases import chain_store
+
+from recmodels._src.train.metrics_log import read_metrics
+from recmodels._src.train.run_directory import RunDirectory
+
+_SCRIPT = Path(__file__).parent / "killable_run.py"
+
+# In the order in which a run passes them: each process continues what the one before left.
+_KILLS = (
+    r"os.rename .*\.config\.json",  # before there is a run at all
+    r"open .*/metrics\.jsonl",  # started, no step done
+    r"open .*/checkpoints/4\.\S*/_METADATA",  # inside the first checkpoint
+    r"os.rename .*/checkpoints/8\.orbax-checkpoint-tmp$",  # second one complete but unnamed
+    r"open .*/checkpoints/12\.\S*/process_0-of-1\.json",  # last one, data position half saved
+    r"shutil.rmtree .*/checkpoints/4",  # while the oldest checkpoint is removed
+    r"open .*/\.bundle\.tmp-\d+/history_items\.npy",  # inside the bundle
+    r"os.rename .*/\.bundle\.tmp",  # bundle complete but unnamed
+    r"os.rename .*/\.summary\.json",  # everything done but the mark that says so
+)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    # Every process compiles the same few functions: share them, or the test takes minutes.
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return chain_store(tmp_path_factory.mktemp("data") / "store").path
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, environment, store):
+    run_dir = tmp_path_factory.mktemp("unbroken") / "run"
+    assert _run(environment, store, run_dir) == 0
+    return run_dir
+
+
+def _run(environment, store, run_dir, *pattern):
+    command = [sys.executable, str(_SCRIPT), str(store), str(run_dir), *pattern]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _assert_same(run_dir, unbroken):
+    assert (run_dir / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
+    states = [RunDirectory.open(path).restore() for path in (run_dir, unbroken)]
+    for leaf, expected in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected))
+    files = [json.loads((path / "bundle/bundle.json").read_text()) for path in (run_dir, unbroken)]
+    assert files[0]["files"]["item_embeddings.npy"] == files[1]["files"]["item_embeddings.npy"]
+    assert not [entry.name for entry in run_dir.iterdir() if entry.name.startswith(".")]
+
+
+def test_killed_at_file_operations(tmp_path, environment, store, unbroken):
+    run_dir = tmp_path / "run"
+    for pattern in _KILLS:
+        assert _run(environment, store, run_dir, pattern) == -signal.SIGKILL, pattern
+    assert _run(environment, store, run_dir) == 0
+    _assert_same(run_dir, unbroken)
+
+
+def test_killed_between_checkpoints(tmp_path, environment, store, unbroken):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, str(_SCRIPT), str(store), str(run_dir)]
+    process = subprocess.Popen(command, env=environment)
+    while not (run_dir / "checkpoints" / "4").exists():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    # A record past the checkpoint and half a line, as an unlucky kill leaves them.
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "train", "loss": 99.0}\n{"step": 8, "spl')
+    assert _run(environment, store, run_dir) == 0
+    _assert_same(run_dir, unbroken)
+    steps = [(line["step"], line["split"]) for line in read_metrics(run_dir)]
+    assert len(set(steps)) == len(steps)
+    assert [step for step, split in steps if split == "train"] == [2, 4, 6, 8, 10, 12]
