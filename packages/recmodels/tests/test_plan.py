@@ -46,7 +46,8 @@ def test_plan_ignores_the_environment(monkeypatch):
     report = plan(small_recipe(), topology="v5e:2x4", num_items=5_000)
     assert report.num_chips == 8
     assert report.aliased_bytes > 3 * 5_001 * 8 * 4  # the state is updated in place
-    assert ("all-reduce", "f32[5001,8]") in {(e["kind"], e["shape"]) for e in report.collectives}
+    summed = [e["shape"] for e in report.collectives if e["kind"] == "all-reduce"]
+    assert any("f32[5001,8]" in shape for shape in summed)  # the gradient of the table
     assert ESTIMATE in str(report)
 
 
