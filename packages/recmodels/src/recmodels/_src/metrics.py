@@ -5,7 +5,6 @@ among all recommendable items, -1 where a user has fewer than L distinct ones.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 PAD_RANK = -1
 
@@ -76,12 +75,12 @@ def popularity_ranks(
     return np.where(targets >= 0, target_places - ahead, PAD_RANK)
 
 
-def _ideal_gain(num_hits: np.ndarray) -> NDArray[np.float64]:
+def _ideal_gain(num_hits: np.ndarray) -> np.ndarray:
     table = np.concatenate(
         [[0.0], np.cumsum(1 / np.log2(np.arange(num_hits.max(initial=1)) + 2.0))]
     )
     return table[num_hits]
 
 
-def _mean(values: NDArray[np.generic]) -> float:
+def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else 0.0

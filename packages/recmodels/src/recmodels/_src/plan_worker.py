@@ -34,7 +34,8 @@ def compile_step(recipe: Recipe, topology: str, num_items: int) -> dict[str, Any
     Raises:
         UserError: no such topology, or the batch does not divide over its chips.
     """
-    placement = Placement.over(_mesh(topology), recipe)
+    mesh = _mesh(topology)
+    placement = Placement.over(mesh, recipe)
     history = jax.ShapeDtypeStruct((recipe.batch_size, recipe.max_length), np.int32)
     targets = jax.ShapeDtypeStruct((*history.shape, recipe.num_targets), np.int32)
     counts = jax.ShapeDtypeStruct((num_items + 1,), np.float32)
@@ -43,7 +44,7 @@ def compile_step(recipe: Recipe, topology: str, num_items: int) -> dict[str, Any
     compiled = step.lower(state, history, targets, None).compile()  # type: ignore[attr-defined]
     memory = compiled.memory_analysis()
     return {
-        "num_chips": placement.mesh.size,
+        "num_chips": mesh.size,
         "arguments_bytes": memory.argument_size_in_bytes,
         "outputs_bytes": memory.output_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,

@@ -42,7 +42,8 @@ class Block(nnx.Module):
         batch, length, dim = stream.shape
         qkv = self.qkv(self.attention_norm(stream))
         heads = qkv.reshape(batch, length, 3, self.num_heads, dim // self.num_heads)
-        attended = _attention(*jnp.unstack(heads, axis=2), visible).reshape(batch, length, dim)
+        query, key, value = jnp.unstack(heads, axis=2)
+        attended = _attention(query, key, value, visible).reshape(batch, length, dim)
         stream = stream + _dropout(self.attention_out(attended), self.dropout, keep[0])
         widened = jax.nn.gelu(self.mlp_in(self.mlp_norm(stream)))
         return stream + _dropout(self.mlp_out(widened), self.dropout, keep[1])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 from recmodels._src.recipe import Recipe
 
@@ -14,8 +15,9 @@ from recmodels._src.recipe import Recipe
 _NOT_DECAYED = ("bias", "scale", "positions", "output_bias")
 
 
-def learning_rate(recipe: Recipe, step: Array | int) -> Array:
+def learning_rate(recipe: Recipe, step: ArrayLike) -> Array:
     """Rate of the 0-based `step`: linear up to the peak, then a cosine down to the final share."""
+    step = jnp.asarray(step)
     warmup = jnp.minimum(1.0, (step + 1) / max(recipe.warmup_steps, 1))
     decay_steps = max(recipe.num_steps - recipe.warmup_steps, 1)
     progress = jnp.clip((step - recipe.warmup_steps) / decay_steps, 0.0, 1.0)

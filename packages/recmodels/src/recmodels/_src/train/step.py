@@ -1,7 +1,7 @@
 """One training step as a pure function: forward, loss over the whole catalog, gradients, update."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ def make_train_step(
         rows, d_rows = _replicated((history, d_vectors), sharding)
         gradients["item_embeddings"] = gradients["item_embeddings"].at[rows].add(d_rows)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = cast(dict, optax.apply_updates(state.params, updates))
         metrics = StepMetrics(loss, optax.tree.norm(gradients))
         return TrainState(state.step + 1, params, optimizer_state), metrics
 
