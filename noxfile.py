@@ -101,7 +101,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Static types of everything under src."""
-    _install_packages(session, "basedpyright")
+    _install_packages(session, *_test_requirements(), "basedpyright")
     session.run("basedpyright", "--level", "error")
 
 

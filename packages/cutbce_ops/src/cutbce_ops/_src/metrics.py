@@ -38,23 +38,55 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def binary_accuracy(counts: ConfusionCounts) -> Array:
-    """Share of right decisions, `[]` float32; 0 when nothing was counted."""
+    """Share of right decisions.
+
+    Args:
+      counts: counts of any shape; they are summed first.
+
+    Returns:
+      `[]` float32; 0 when nothing was counted.
+    """
     right = _total(counts.tp) + _total(counts.tn)
     return _ratio(right, right + _total(counts.fp) + _total(counts.fn))
 
 
 def precision(counts: ConfusionCounts) -> Array:
-    """Share of predicted items that are targets, `[]` float32; 0 when nothing is predicted."""
+    """Share of predicted items that are targets.
+
+    Args:
+      counts: counts of any shape; they are summed first.
+
+    Returns:
+      `[]` float32; 0 when nothing is predicted.
+    """
     return _ratio(_total(counts.tp), _total(counts.tp) + _total(counts.fp))
 
 
 def recall(counts: ConfusionCounts) -> Array:
-    """Share of targets that are predicted, `[]` float32; 0 when there is no target."""
+    """Share of targets that are predicted.
+
+    Args:
+      counts: counts of any shape; they are summed first.
+
+    Returns:
+      `[]` float32; 0 when there is no target.
+    """
     return _ratio(_total(counts.tp), _total(counts.tp) + _total(counts.fn))
 
 
 def f_beta(counts: ConfusionCounts, beta: float = 1.0) -> Array:
-    """Weighted harmonic mean of precision and recall, `[]` float32; recall counts `beta` times."""
+    """Weighted harmonic mean of precision and recall.
+
+    Args:
+      counts: counts of any shape; they are summed first.
+      beta: how many times recall counts as much as precision; above 0.
+
+    Returns:
+      `[]` float32; 0 when nothing is predicted and there is no target.
+
+    Raises:
+      ValueError: `beta` is not above 0.
+    """
     if not beta > 0:
         raise ValueError(f"`beta` must be greater than 0; got {beta}.")
     weighted_tp = (1 + beta**2) * _total(counts.tp)

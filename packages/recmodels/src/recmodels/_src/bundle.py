@@ -102,12 +102,13 @@ def export_query_encoder(recipe: Recipe, params: dict, vector_dim: int) -> jax.e
 @contextlib.contextmanager
 def _without_source_paths() -> Iterator[None]:
     """Keeps the paths of this machine's source files out of the program that is lowered inside."""
-    limit = jax.config.jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+    name = "jax_traceback_in_locations_limit"
+    limit = getattr(jax.config, name)
+    jax.config.update(name, 0)
     try:
         yield
     finally:
-        jax.config.update("jax_traceback_in_locations_limit", limit)
+        jax.config.update(name, limit)
 
 
 def _manifest(recipe: Recipe, store: SequenceStore, vector_dim: int, step: int) -> dict[str, Any]:

@@ -217,10 +217,21 @@ RECIPES: dict[str, Recipe] = {
         ),
     )
 }
+"""The built-in recipes by name."""
 
 
 def get_recipe(name: str) -> Recipe:
-    """The built-in recipe called `name`; an unknown name raises `UserError` listing the names."""
+    """Looks up a built-in recipe.
+
+    Args:
+        name: one of the keys of `RECIPES`.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        UserError: there is no such recipe; the message lists the names.
+    """
     if name not in RECIPES:
         raise UserError(f"no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
     return RECIPES[name]

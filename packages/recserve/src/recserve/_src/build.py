@@ -72,6 +72,9 @@ def build(
       overwrite: replace an existing index folder; it stays readable until the new one is complete.
       show_progress: show a progress bar on stderr if it is a terminal.
 
+    Returns:
+      What was built, how large it is and how long it took.
+
     Raises:
       UserError: the bundle is missing, corrupted or inconsistent, the configuration does not fit
         it, ScaNN is asked for and missing, or `out` exists.

@@ -133,6 +133,9 @@ def plan_searcher(
       vector_dim: dimensions of their vectors.
       scann_problem: why ScaNN cannot be used on this machine; None when it can.
 
+    Returns:
+      The searcher to build, the reason, and its sizes.
+
     Raises:
       UserError: ScaNN is asked for and cannot be used, its sizes contradict each other or the
         catalog, or sizes are given although exact search is what would be built.

@@ -8,6 +8,7 @@ as negatives here; `positives.py` corrects the few that are targets.
 import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from cutbce_ops._src.binary_cross_entropy.config import SweepConfig, TileConfig,
 class Sweep:
     """Result of a sweep; a field that was not asked for is None.
 
+    Also the shape in which specs of such results are written, hence `Any`.
+
     Attributes:
       loss: `[T]` float32, sum over the vocabulary of the loss (not yet divided by V).
       num_predicted: `[T]` int32, items with a positive logit.
@@ -29,11 +32,11 @@ class Sweep:
       d_bias: `[V]` float32.
     """
 
-    loss: Array | None = None
-    num_predicted: Array | None = None
-    d_activations: Array | None = None
-    d_embeddings: Array | None = None
-    d_bias: Array | None = None
+    loss: Any = None
+    num_predicted: Any = None
+    d_activations: Any = None
+    d_embeddings: Any = None
+    d_bias: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +107,8 @@ class _PositionChunks:
     """Positions cut into equal chunks; the last is filled up with zeros that weigh nothing."""
 
     activations: Array  # [num_chunks, block_t, D], matmul dtype
-    weighted: Array | None  # same, times d_per_position; the left factor of d_embeddings
-    d_per_position: Array | None  # [num_chunks, block_t] float32
+    weighted: Any  # same, times d_per_position; the left factor of d_embeddings
+    d_per_position: Any  # [num_chunks, block_t] float32, None without gradients
 
     @classmethod
     def create(cls, activations: Array, d_per_position: Array | None, tiles: TileConfig,
@@ -176,14 +179,14 @@ def _sweep_rows(chunks: _PositionChunks, embeddings: Array, bias: Array | None,
     d_rows = jnp.zeros((num_rows, dim), jnp.float32) if wanted.gradients else None
     d_row_bias = None if state.d_bias is None else jnp.zeros((num_rows,), jnp.float32)
     (d_rows, d_row_bias), added = lax.scan(tile, (d_rows, d_row_bias), chunks)
-    per_position = jax.tree.map(
+    loss, num_predicted, d_activations = jax.tree.map(
         jnp.add, (state.loss, state.num_predicted, state.d_activations), added
     )
     d_embeddings, d_bias = jax.tree.map(
         lambda whole, block: lax.dynamic_update_slice_in_dim(whole, block, start, 0),
         (state.d_embeddings, state.d_bias), (d_rows, d_row_bias),
     )  # fmt: skip
-    return Sweep(*per_position, d_embeddings, d_bias)
+    return Sweep(loss, num_predicted, d_activations, d_embeddings, d_bias)
 
 
 def _tile(rows: Array, row_bias: Array | None, in_catalog: Array | None, config: SweepConfig,

@@ -5,6 +5,7 @@ instead of being compared with every row of every tile.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,8 @@ class CorrectedSweep:
     """
 
     sweep: Sweep
-    num_targets: Array | None
-    num_hit: Array | None
+    num_targets: Any
+    num_hit: Any
 
 
 def distinct_targets(targets: Array, vocab_size: int) -> Array:
@@ -105,8 +106,6 @@ def correct_for_targets(
 def _add_gradients(
     sweep: Sweep, row: Array, d_logits: Array, operand: Array, vectors: Array
 ) -> Sweep:
-    assert sweep.d_activations is not None
-    assert sweep.d_embeddings is not None
     d_bias = None if sweep.d_bias is None else sweep.d_bias.at[row].add(d_logits)
     return dataclasses.replace(
         sweep,

@@ -8,6 +8,7 @@ over axes that replicate it.
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +51,11 @@ def sweep(
         return _local(activations, embeddings, bias, targets, d_per_position, None, config, wanted)
     num_positions, num_rows = activations.shape[0], embeddings.shape[0]
     # Fill for even shards. A table that does not divide is copied here: store it padded instead.
-    activations = _fill(activations, sharding.num_position_shards, 0)
-    targets = _fill(targets, sharding.num_position_shards, -1)
-    d_per_position = _fill(d_per_position, sharding.num_position_shards, 0)
-    embeddings = _fill(embeddings, sharding.num_vocabulary_shards, 0)
-    bias = _fill(bias, sharding.num_vocabulary_shards, 0)
+    fill_positions = partial(_fill, num_shards=sharding.num_position_shards)
+    fill_rows = partial(_fill, num_shards=sharding.num_vocabulary_shards)
+    activations, d_per_position = jax.tree.map(fill_positions, (activations, d_per_position))
+    targets = fill_positions(targets, value=-1)
+    embeddings, bias = jax.tree.map(fill_rows, (embeddings, bias))
     positions, rows = sharding.position_spec(), sharding.vocabulary_spec()
     result = jax.shard_map(
         partial(_on_shard, sharding=sharding, config=config, wanted=wanted),
@@ -127,9 +128,8 @@ def _sum_over(array: Array | None, axes: tuple[str, ...]) -> Array | None:
     return array if array is None or not axes else lax.psum(array, axes)
 
 
-def _fill(array: Array | None, num_shards: int, value: int) -> Array | None:
-    if array is None:
-        return None
+def _fill(array: Array, num_shards: int, value: int = 0) -> Array:
+    """Lengthens the leading axis with `value` until it divides over the shards."""
     missing = math.ceil(array.shape[0] / num_shards) * num_shards - array.shape[0]
     if missing == 0:
         return array
@@ -138,7 +138,9 @@ def _fill(array: Array | None, num_shards: int, value: int) -> Array | None:
 
 
 def _cut(result: CorrectedSweep, num_positions: int, num_rows: int) -> CorrectedSweep:
-    def cut(array: Array | None, size: int) -> Array | None:
+    """Drops what `_fill` added."""
+
+    def cut(array: Any, size: int) -> Any:
         return array if array is None or array.shape[0] == size else array[:size]
 
     sweep = result.sweep

@@ -6,7 +6,7 @@ per-position loss waits for its cotangents and sweeps a second time.
 """
 
 import dataclasses
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +75,8 @@ def _forward(static: Static, swept: CorrectedSweep) -> Forward:
 def _as_primals(like: tuple, gradients: Sweep, scale: Array) -> tuple:
     """Gradients times the cotangent, in the dtypes of (activations, embeddings, bias)."""
 
-    def finish(gradient: Array | None, dtype: Array | None) -> Array | None:
-        return None if dtype is None else (gradient * scale).astype(dtype.dtype)
+    def finish(gradient: Any, primal: Array | None) -> Array | None:
+        return None if primal is None else (gradient * scale).astype(primal.dtype)
 
     activations, embeddings, bias = like[:3]
     return (
@@ -86,8 +86,7 @@ def _as_primals(like: tuple, gradients: Sweep, scale: Array) -> tuple:
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def per_position_loss(static: Static, activations: Array, embeddings: Array, bias: Array | None,
+def _per_position_loss(static: Static, activations: Array, embeddings: Array, bias: Array | None,
                       targets: Array) -> Forward:  # fmt: skip
     """Loss per position; its backward sweep recomputes the logits (counts carry no gradient)."""
     primals = (activations, embeddings, bias, targets)
@@ -103,6 +102,7 @@ def _per_position_backward(static: Static, primals: tuple, cotangent: Forward) -
     return *_as_primals(primals, swept.sweep, jnp.float32(1)), None
 
 
+per_position_loss = jax.custom_vjp(_per_position_loss, nondiff_argnums=(0,))
 per_position_loss.defvjp(_per_position_forward, _per_position_backward)
 
 
@@ -112,8 +112,7 @@ def mean_weights(position_weights: Array) -> Array:
     return jnp.where(total != 0, position_weights / jnp.where(total != 0, total, 1), 0)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fused_loss(static: Static, activations: Array, embeddings: Array, bias: Array | None,
+def _fused_loss(static: Static, activations: Array, embeddings: Array, bias: Array | None,
                targets: Array, weights: Array) -> tuple[Array, Forward]:  # fmt: skip
     """Sum of `weights * per_position` with gradients from the same sweep as the loss.
 
@@ -141,4 +140,5 @@ def _fused_backward(static: Static, residuals: tuple, cotangents: tuple) -> tupl
     return *_as_primals(like, gradients, scale), None, scale * per_position
 
 
+fused_loss = jax.custom_vjp(_fused_loss, nondiff_argnums=(0,))
 fused_loss.defvjp(_fused_forward, _fused_backward)
