@@ -13,6 +13,8 @@ nox.options.sessions = ["tests"]
 
 ROOT = pathlib.Path(__file__).parent
 PACKAGES = ("cutbce_ops", "recmodels", "recserve")
+# One pytest run for each: their helper modules share names.
+FOLDERS_WITH_TESTS = (*(f"packages/{package}" for package in PACKAGES), "examples", "tools")
 TOOLS = ("ruff", "basedpyright", "build", "jax[tpu]")
 EDITABLE = (
     *("-e", "packages/cutbce_ops"),
@@ -59,17 +61,16 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that needs no accelerator."""
     _install_packages(session, *_test_requirements())
-    for package in PACKAGES:
-        _pytest(session, f"packages/{package}", "not slow and not tpu_compiler")
-    session.run("python", "-m", "pytest", "tools", *session.posargs)
+    for folder in FOLDERS_WITH_TESTS:
+        _pytest(session, folder, "not slow and not tpu_compiler")
 
 
 @nox.session(name="tests-slow")
 def tests_slow(session: nox.Session) -> None:
     """The tests that take minutes."""
     _install_packages(session, *_test_requirements())
-    for package in PACKAGES:
-        _pytest(session, f"packages/{package}", "slow and not tpu_compiler", may_be_empty=True)
+    for folder in FOLDERS_WITH_TESTS:
+        _pytest(session, folder, "slow and not tpu_compiler", may_be_empty=True)
 
 
 @nox.session(name="tests-tpu")
@@ -79,13 +80,14 @@ def tests_tpu(session: nox.Session) -> None:
     session.run("python", "tools/tests_tpu.py", *session.posargs)
 
 
-def _pytest(
-    session: nox.Session, package: str, markers: str, *, may_be_empty: bool = False
-) -> None:
+def _pytest(session: nox.Session, folder: str, markers: str, *, may_be_empty: bool = False) -> None:
+    # Many tests start processes that compile the same program: they share what is compiled.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(session.create_tmp()) / "jax-cache")}
     session.run(
-        "python", "-m", "pytest", package, "-m", markers, *session.posargs, env=_on_cpu(),
+        *("python", "-m", "pytest", folder, "-m", markers, *session.posargs),
+        env=_on_cpu() | cache,
         success_codes=[0, 5] if may_be_empty else [0],
-    )  # fmt: skip
+    )
 
 
 @nox.session
