@@ -1,5 +1,6 @@
 """A run killed anywhere and started again equals one that was never interrupted, bit for bit."""
 
+import fcntl
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from train_cases import chain_store
+from train_cases import chain_store, small_recipe
 
+from recmodels._src.errors import UserError
+from recmodels._src.train.loop import train
 from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.run_directory import RunDirectory
 
@@ -94,3 +97,15 @@ def test_killed_between_checkpoints(tmp_path, environment, store, unbroken):
     steps = [(line["step"], line["split"]) for line in read_metrics(run_dir)]
     assert len(set(steps)) == len(steps)
     assert [step for step, split in steps if split == "train"] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_second_process_is_refused(tmp_path, store):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    holder = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=r"another process is training in .*run"):
+            train(small_recipe(), store, run_dir, progress=False)
+    finally:
+        os.close(holder)

@@ -77,11 +77,23 @@ def train(
     _check_evaluable(recipe, store)
     placement = Placement.of_this_machine(recipe)
     run = RunDirectory.create_or_resume(run_dir, recipe, store)
-    if run.summary is not None:
-        return _result(run, already_finished=True)
+    with run.locked():
+        if run.summary is not None:
+            return _result(run, already_finished=True)
+        _train(run, store, placement, data, progress)
+        return _result(run, already_finished=False)
+
+
+def _train(
+    run: RunDirectory,
+    store: SequenceStore,
+    placement: Placement,
+    data: Iterator[Any],
+    progress: bool,
+) -> None:
     checkpoints = run.checkpoints()
     try:
-        counts = training_counts(store, recipe)
+        counts = training_counts(store, run.recipe)
         state = _start(run, placement, checkpoints, data, counts)
         log = MetricsLog(run.path, int(state.step))
         try:
@@ -92,7 +104,6 @@ def train(
             log.close()
     finally:
         checkpoints.close()
-    return _result(run, already_finished=False)
 
 
 @dataclasses.dataclass

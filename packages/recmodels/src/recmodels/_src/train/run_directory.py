@@ -1,9 +1,13 @@
 """The run directory: what was asked for, on which data, and what came out."""
 
+import contextlib
 import dataclasses
+import fcntl
 import importlib.metadata
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,6 @@ class RunDirectory:
         if (path / "config.json").exists():
             run = cls.open(path)
             _check_same(run, recipe, store)
-            run._remove_leftovers()
             return run
         if path.exists() and (not path.is_dir() or any(_visible(path))):
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
@@ -70,6 +73,29 @@ class RunDirectory:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
         except (KeyError, TypeError, json.JSONDecodeError):
             raise UserError(f"{path / 'config.json'} is damaged; train again.") from None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder; a killed one leaves no lock behind.
+
+        Raises:
+            UserError: another process is training here.
+        """
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(folder)
+            self._remove_leftovers()
+            yield
+        finally:
+            os.close(folder)
+
+    def _lock(self, folder: int) -> None:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is training in {self.path}; wait for it or choose another --out."
+            ) from None
 
     @property
     def summary(self) -> dict[str, Any] | None:
