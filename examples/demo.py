@@ -156,7 +156,8 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 def _print_quality(test: recmodels.Evaluation) -> None:
     name = f"hit@{K}"
-    held_out = f"any of the {test.num_targets} held-out items"
+    many = test.num_targets > 1
+    held_out = f"any of the {test.num_targets} held-out items" if many else "the held-out item"
     seen = "seen items hidden" if test.hide_seen else "seen items not hidden"
     print(f"Hit@{K}     model {test.model[name]:.3f}, popularity {test.popularity[name]:.3f}")
     print(f"          ({test.part}: {held_out} in the top {K} of all {test.num_items:,}, {seen})")
