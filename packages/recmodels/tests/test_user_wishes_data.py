@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from store_cases import Options, distinct_store, tiny_store
 
-from recmodels._src.data.pipeline import evaluation_batches, num_training_windows, train_batches
+from recmodels._src.data.pipeline import evaluation_batches, train_batches, training_window_lengths
 from recmodels._src.data.prepare import prepare
 from recmodels._src.data.splits import Split
 from recmodels._src.data.store import SequenceStore
@@ -20,7 +20,7 @@ PROTOCOLS = ["next-8", "leave-one-out"]
 
 def _epoch(store, options):
     batches = train_batches(store, options)
-    num_batches = -(-num_training_windows(store, options) // options.batch_size)
+    num_batches = -(-len(training_window_lengths(store, options)) // options.batch_size)
     return [next(batches) for _ in range(num_batches)]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from store_cases import Options, distinct_store, slow_evaluation
 
-from recmodels._src.data.pipeline import evaluation_batches, num_training_windows, train_batches
+from recmodels._src.data.pipeline import evaluation_batches, train_batches, training_window_lengths
 from recmodels._src.data.splits import Split
 from recmodels._src.errors import UserError
 
@@ -50,7 +50,7 @@ def test_golden_order(store):
 
 def test_every_window_once_an_epoch_in_a_new_order(store):
     options = Options(max_length=4, batch_size=5)
-    num_windows = num_training_windows(store, options)
+    num_windows = len(training_window_lengths(store, options))
     assert num_windows % 5 != 0  # epochs meet inside a batch
     rows = np.concatenate([b["history"] for b in _take(train_batches(store, options), num_windows)])
     newest = rows[:, -1].reshape(5, num_windows)  # of 5 epochs; names the window

@@ -6,7 +6,7 @@ from store_cases import distinct_store, tiny_store
 from train_cases import chain_store, finished_run, small_recipe
 
 from recmodels import TrainingDivergedError, UserError, train
-from recmodels._src.train.loop import loss_capacity
+from recmodels._src.train.loop import loss_capacity, usual_capacity
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.run_directory import RunDirectory
 
@@ -77,13 +77,23 @@ def test_store_too_short_leaves_nothing_behind(tmp_path, sequences, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_capacity_is_the_smallest_size_that_holds_all_targets():
+def test_capacity_is_the_usual_one_or_all_positions():
     targets = np.full((4, 8, 2), -1)
     sizes = []
-    for num_positions in (0, 4, 5, 8, 17, 24, 25, 32):
+    for num_positions in (0, 17, 18, 32):
         targets.reshape(32, 2)[:num_positions, 0] = 1
-        sizes.append(loss_capacity(targets))
-    assert sizes == [4, 4, 8, 8, 24, 24, 32, 32]
+        sizes.append(loss_capacity(targets, usual=17))
+    assert sizes == [17, 17, 32, 32]
+
+
+def test_hardly_any_batch_exceeds_the_usual_capacity():
+    recipe = small_recipe(batch_size=64, max_length=50)
+    lengths = np.random.default_rng(0).integers(1, 51, 5000)
+    usual = usual_capacity(lengths, recipe)
+    totals = np.random.default_rng(1).choice(lengths, (2000, 64)).sum(1)
+    assert (totals > usual).mean() < 1e-3
+    assert usual < 0.75 * 64 * 50
+    assert usual_capacity(np.full(10, 50), recipe) == 64 * 50  # no padding: nothing to save
 
 
 def test_metrics_log_forgets_what_a_resume_repeats(tmp_path):

@@ -46,10 +46,11 @@ class BatchOptions(Protocol):
         ...
 
 
-def num_training_windows(store: SequenceStore, options: BatchOptions) -> int:
-    """Number of windows in one epoch; divide by the batch size for its steps."""
+def training_window_lengths(store: SequenceStore, options: BatchOptions) -> np.ndarray:
+    """Positions with a target in each window of an epoch, `[num_windows]` int64."""
     split = Split(options.protocol, options.num_targets)
-    return len(windows(store, split, options.max_length))
+    table = windows(store, split, options.max_length)
+    return table.stop - table.start
 
 
 def train_batches(

@@ -13,7 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from recmodels._src.bundle import write_bundle
-from recmodels._src.data.pipeline import evaluation_batches, train_batches
+from recmodels._src.data.pipeline import (
+    evaluation_batches,
+    train_batches,
+    training_window_lengths,
+)
 from recmodels._src.data.splits import PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
@@ -24,9 +28,10 @@ from recmodels._src.train.placement import Placement
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.step import StepMetrics, TrainState, initial_state
 
-# Shares of all positions that the loss is compiled for: a batch takes the smallest that holds its
-# positions with targets. Each share costs one compilation, at most once.
-_CAPACITY_SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
+# A batch with more positions than this many standard deviations above the mean computes the loss
+# for all of them, padding too: rare, and it costs a second compilation.
+_CAPACITY_DEVIATIONS = 4
+_CAPACITY_STEP = 64  # keeps the shapes of similar data sets equal
 
 
 class TrainingDivergedError(RuntimeError):
@@ -123,13 +128,14 @@ class _Trainer:
         recipe, first = self.run.recipe, int(state.step)
         step_function = self.placement.compile_step(recipe)
         window = _LossWindow(self.run)
+        usual = usual_capacity(training_window_lengths(self.store, recipe), recipe)
         speeds = []
         steps = range(first + 1, recipe.num_steps + 1)
         with self._bar(first) as bar:
             for step in steps:
                 batch = next(data)
                 # Compaction would move positions between devices: a mesh computes all of them.
-                capacity = None if self.placement.mesh else loss_capacity(batch["targets"])
+                capacity = None if self.placement.mesh else loss_capacity(batch["targets"], usual)
                 state, step_metrics = step_function(
                     state, batch["history"], batch["targets"], capacity
                 )
@@ -220,11 +226,23 @@ class _LossWindow:
         self._timed += 1
 
 
-def loss_capacity(targets: np.ndarray) -> int:
-    """Positions to compute the loss for: the smallest of a few sizes that holds all targets."""
+def usual_capacity(window_lengths: np.ndarray, recipe: Recipe) -> int:
+    """Number of positions with a target that hardly any batch exceeds.
+
+    Args:
+        window_lengths: `[num_windows]` training positions of every window.
+        recipe: gives the windows in a batch and the positions in a window.
+    """
+    mean, deviation = window_lengths.mean(), window_lengths.std()
+    batch_size = recipe.batch_size
+    bound = batch_size * mean + _CAPACITY_DEVIATIONS * math.sqrt(batch_size) * deviation
+    return min(math.ceil(bound / _CAPACITY_STEP) * _CAPACITY_STEP, batch_size * recipe.max_length)
+
+
+def loss_capacity(targets: np.ndarray, usual: int) -> int:
+    """Positions to compute the loss for: the usual number, or all when a batch has more."""
     has_target = (targets != PAD_TARGET).any(-1)
-    sizes = (math.ceil(share * has_target.size) for share in _CAPACITY_SHARES)
-    return next(size for size in sizes if size >= has_target.sum())
+    return usual if has_target.sum() <= usual else has_target.size
 
 
 def _start(
