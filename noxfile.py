@@ -82,7 +82,7 @@ def tests_tpu(session: nox.Session) -> None:
 
 def _pytest(session: nox.Session, folder: str, markers: str, *, may_be_empty: bool = False) -> None:
     # Many tests start processes that compile the same program: they share what is compiled.
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(session.create_tmp()) / "jax-cache")}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax")}
     session.run(
         *("python", "-m", "pytest", folder, "-m", markers, *session.posargs),
         env=_on_cpu() | cache,

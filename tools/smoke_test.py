@@ -12,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -29,8 +30,9 @@ class SmokeTestFailedError(Exception):
 def check_installed(package: str) -> None:
     """Fails when `package` comes from a source tree rather than from this environment."""
     where = importlib.import_module(package).__file__ or ""
-    if not Path(where).is_relative_to(sys.prefix):
-        raise SmokeTestFailedError(f"{package} comes from {where}, not from {sys.prefix}")
+    installed = sysconfig.get_path("purelib")
+    if not Path(where).is_relative_to(installed):
+        raise SmokeTestFailedError(f"{package} comes from {where}, not from {installed}")
 
 
 def check_import_time(module: str = "cutbce_ops", limit_s: float = MAX_IMPORT_S) -> None:
