@@ -142,7 +142,7 @@ def test_query_unknown_items_are_stated(run, index):
     assert json.loads(out)["num_unknown"] == 2
 
 
-@pytest.mark.parametrize("history", ["", "1,2,3"])
+@pytest.mark.parametrize("history", ["", " ", "1,2,3"])
 def test_query_without_any_known_item(run, index, history):
     status, out, _ = run("query", index, "--history", history, "--json")
     answer = recserve.Recommender.open(index).recommend([])
@@ -155,6 +155,21 @@ def test_query_negative_ids_and_strings(run, toys, tmp_path):
     index = recserve.build(source.path, tmp_path / "i").path
     assert run("query", index, "--history=-10,5", "-k", 1)[0] == 0
     assert run("query", index, "--user", "a b", "-k", 1)[0] == 0
+
+
+def test_query_ignores_spaces_around_ids(run, toys, tmp_path):
+    item_ids = [f"item {i}" for i in range(20)]
+    source = toys.write(tmp_path / "s", item_ids=item_ids)
+    index = recserve.build(source.path, tmp_path / "i").path
+    spaced = run("query", index, "--history", " item 3, item 5 ", "--json")
+    assert spaced == run("query", index, "--history", "item 3,item 5", "--json")
+    assert json.loads(spaced[1])["num_unknown"] == 0
+
+
+def test_query_help_says_how_to_ask_for_ids_with_commas(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["query", "--help"])
+    assert "Ids that contain a comma can be asked through Python" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -171,7 +186,9 @@ def test_query_negative_ids_and_strings(run, toys, tmp_path):
         (["--user", "11", "-k", "21"], "`k` is 21 but the catalog has 20 items; ask for fewer"),
         (["--user", "11", "-k", "x"], "argument -k: invalid int value: 'x'"),
         (["--vector", "nowhere.npy"], "nowhere.npy does not exist"),
-        (["--vector", "text.npy"], "text.npy is not a NumPy array file"),
+        (["--vector", "text.npy"], "text.npy is not a NumPy array file (.npy): "),
+        (["--vector", "many.npz"], "many.npz is not a NumPy array file (.npy): "),
+        (["--vector", "folder"], "folder cannot be read: Is a directory"),
         (["--vector", "objects.npy"], "objects.npy is not a NumPy array file"),
         (["--vector", "short.npy"], "query vectors must have shape [Q, 5] for this model"),
         (["--vector", "double.npy"], "query vectors must be a float32 array; got float64"),
@@ -185,6 +202,8 @@ def test_query_negative_ids_and_strings(run, toys, tmp_path):
 def test_bad_queries(run, index, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npy").write_text("text")
+    np.savez("many.npz", vector=np.ones(5, np.float32))
+    (tmp_path / "folder").mkdir()
     np.save("objects.npy", np.array([{}], dtype=object))
     np.save("short.npy", np.ones(4, np.float32))
     np.save("double.npy", np.ones(5))

@@ -32,7 +32,9 @@ _QUERY_EXAMPLES = """examples:
   recserve query my-index --user 42 -k 20 --include-seen --json
   recserve query my-index --vector query.npy
 
-Item ids are those of the training data, oldest first. Unknown ones are skipped and counted.
+Item ids are those of the training data, oldest first. Spaces around them do not count; unknown
+ones are skipped and counted. Ids that contain a comma can be asked through Python, with
+Recommender.recommend.
 """
 _RECALL_EXAMPLES = """examples:
   recserve recall my-index
@@ -220,18 +222,21 @@ def _query(recommender: Recommender, options: Any) -> Recommendation:
     if options.user is not None:
         user_id = recommender.catalog.users.parse(options.user)
         return recommender.recommend_user(user_id, options.k, exclude_seen=options.exclude_seen)
-    texts = options.history.split(",") if options.history else []
-    history = [recommender.catalog.items.parse(text) for text in texts]
+    texts = options.history.split(",") if options.history.strip() else []
+    history = [recommender.catalog.items.parse(text.strip()) for text in texts]
     return recommender.recommend(history, options.k, exclude_seen=options.exclude_seen)
 
 
 def _read_vector(name: str) -> Any:
     try:
-        vector = np.load(Path(name), allow_pickle=False)
+        with Path(name).open("rb") as file:
+            vector = np.lib.format.read_array(file, allow_pickle=False)  # no archive, unlike `load`
     except (ValueError, EOFError) as error:
-        raise UserError(f"{name} is not a NumPy array file: {error}") from error
+        raise UserError(f"{name} is not a NumPy array file (.npy): {error}") from error
     except FileNotFoundError as error:
         raise UserError(f"{name} does not exist") from error
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror}") from error
     if vector.ndim == 1:
         vector = vector[None]
     if vector.ndim != 2 or len(vector) != 1:
