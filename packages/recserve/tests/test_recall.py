@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import recserve
@@ -16,10 +17,22 @@ def test_scann_on_user_histories(large_index):
     assert 0 < report.exact_p50_ms <= report.exact_p99_ms
 
 
-def test_same_seed_draws_the_same_queries(large_index):
-    reports = [recserve.measure_recall(large_index, num_queries=20, seed=s) for s in (1, 1, 2)]
-    recalls = [report.ann_recall_at_k for report in reports]
-    assert recalls[0] == recalls[1]
+def test_the_seed_decides_which_queries_are_drawn(large_index, monkeypatch):
+    from recserve._src import recall
+
+    draw = recall._draw
+    drawn = []
+
+    def recorded(*arguments):
+        result = draw(*arguments)
+        drawn.append(result[1])
+        return result
+
+    monkeypatch.setattr(recall, "_draw", recorded)
+    for seed in (1, 1, 2):
+        recserve.measure_recall(large_index, num_queries=20, seed=seed)
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
 
 
 def test_exact_search_finds_everything(bundle, tmp_path):
