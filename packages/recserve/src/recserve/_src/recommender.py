@@ -122,7 +122,11 @@ class Recommender:
     def recommend_batch(
         self, histories: Sequence[Sequence[Any]], k: int = 8, *, exclude_seen: bool | None = None
     ) -> list[Recommendation]:
-        """Returns what `recommend` returns for every history, faster than one by one.
+        """Returns the `k` best items for every history, faster than `recommend` one by one.
+
+        The encoder computes a batch in another order than a single history, so query vectors and
+        scores may differ from those of `recommend` by rounding, and items that score equal but for
+        rounding may change places.
 
         Args:
           histories: one sequence of item ids per user.
