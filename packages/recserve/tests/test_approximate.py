@@ -92,6 +92,42 @@ def test_every_row_can_be_found_but_the_padding_row(recommender):
         assert found.rows.min() >= 1
 
 
+@pytest.mark.parametrize(
+    ("num_items", "k", "num_hidden", "asks_scann"),
+    [
+        (2_000, 8, 0, True),
+        (2_000, 8, 54, True),  # 62 answers deep: 8 candidates for each are the 500 of the index
+        (2_000, 8, 55, False),
+        (2_000, 100, 0, False),
+        (256, 8, 0, True),
+        (250, 8, 0, False),
+    ],
+)
+def test_small_index_asks_scann_unless_the_answer_is_deep(
+    toys, tmp_path, monkeypatch, num_items, k, num_hidden, asks_scann
+):
+    source = toys.write(tmp_path / "bundle", vectors=toys.vectors(num_items, 9))
+    config = recserve.SearcherConfig(searcher="scann")
+    recommender = recserve.Recommender.open(
+        recserve.build(source.path, tmp_path / "index", config=config).path
+    )
+    searcher = recommender.searcher
+    assert isinstance(searcher, ScannSearcher)
+    propose = searcher._candidates
+    asked = []
+
+    def counted(query, num_candidates):
+        asked.append(num_candidates)
+        return propose(query, num_candidates)
+
+    monkeypatch.setattr(searcher, "_candidates", counted)
+    query = np.ones((1, 9), np.float32)
+    hidden = [np.arange(1, 1 + num_hidden, dtype=np.int32)]
+    found = searcher.search(query, k, hidden)
+    assert asked == ([num_items // 4] if asks_scann else [])
+    assert recall(found, recommender.exact_searcher.search(query, k, hidden)) >= 0.75
+
+
 def test_pickle_beside_scann_files_is_refused(recommender, large_index, tmp_path):
     import shutil
 
@@ -134,4 +170,4 @@ def test_missing_package_names_the_install_command(monkeypatch):
     for name in [name for name in sys.modules if name == "scann"]:
         monkeypatch.delitem(sys.modules, name)
     problem = approximate.scann_problem()
-    assert problem == 'ScaNN is not installed; pip install "recserve[scann]" to use it'
+    assert problem == "ScaNN is not installed; pip install scann to use it"

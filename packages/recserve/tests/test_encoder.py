@@ -59,7 +59,9 @@ def test_second_call_compiles_nothing(encoder, bundle):
 
 def test_missing_jax_names_the_install_command(encoder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'jax, which is not installed; pip install "recserve\[enc'):
+    with pytest.raises(
+        UserError, match=r"jax, which is not installed; pip install jax flatbuffers$"
+    ):
         encoder.encode([np.array([1])])
 
 

@@ -20,6 +20,7 @@ def test_derived_sizes_fit_every_catalog(num_items, vector_dim):
 def test_derived_sizes_are_pinned():
     # Changing them changes recall and latency of every index folder: measure before editing.
     assert derive_scann_sizes(20_000, 65) == ScannSizes(141, 70, 500, 20_000, 2, 0.2)
+    assert derive_scann_sizes(1_000, 65) == ScannSizes(32, 32, 250, 1_000, 2, 0.2)
     assert derive_scann_sizes(876_938, 257) == ScannSizes(936, 133, 500, 250_000, 2, 0.2)
 
 

@@ -80,15 +80,14 @@ def test_auto_without_scann_builds_exact_with_one_line(
     assert status == 0
     assert out.splitlines()[1].startswith("searcher: exact (ScaNN is not installed; pip install")
     assert [record.getMessage() for record in caplog.records] == [
-        'exact search instead of ScaNN: ScaNN is not installed; pip install "recserve[scann]" '
-        "to use it"
+        "exact search instead of ScaNN: ScaNN is not installed; pip install scann to use it"
     ]
 
 
 def test_explicit_scann_without_scann(run, bundle, tmp_path, without_scann):
     status, _, err = run("build", bundle.path, "--out", tmp_path / "i", "--searcher", "scann")
     assert status == 2
-    assert err == 'error: ScaNN is not installed; pip install "recserve[scann]" to use it\n'
+    assert err == "error: ScaNN is not installed; pip install scann to use it\n"
 
 
 def test_query_table(run, index, bundle):

@@ -20,11 +20,12 @@ from recserve._src.config import ScannSizes
 from recserve._src.errors import UserError
 from recserve._src.exact import ExactSearcher, Neighbors
 
-INSTALL_SCANN = 'pip install "recserve[scann]"'
+INSTALL_SCANN = "pip install scann"
 _FIRST_ROW = 1  # row 0 is padding and not in the tree: position p is row p + 1
 # Deep answers, for a large k or many hidden items, need more candidates out of more leaves, or
 # recall falls (behind 700 hidden items of 30,000 from 0.99 to 0.79); and soon exact search takes no
-# longer than gathering the candidates' vectors.
+# longer than gathering the candidates' vectors. What the index folder's own `reorder` covers is
+# asked of ScaNN in any case: an index of 2,000 items that was built for ScaNN shall use it.
 _CANDIDATES_PER_RESULT = 8
 _SCANNED_PER_CANDIDATE = 16
 _EXACT_SHARE = 16
@@ -140,10 +141,9 @@ class ScannSearcher:
         self, query: NDArray[np.float32], k: int, hidden: NDArray[np.int32]
     ) -> Neighbors:
         # Hidden items are likely to be the nearest ones, so the answer begins behind them.
-        depth = k + len(hidden)
-        num_candidates = max(self._sizes.reorder, _CANDIDATES_PER_RESULT * depth)
-        if _EXACT_SHARE * num_candidates < self._num_items:
-            rows = self._candidates(query, num_candidates)
+        needed = _CANDIDATES_PER_RESULT * (k + len(hidden))
+        if needed <= self._sizes.reorder or _EXACT_SHARE * needed < self._num_items:
+            rows = self._candidates(query, max(self._sizes.reorder, needed))
             if len(hidden):
                 rows = rows[~np.isin(rows, hidden)]
             if len(rows) >= k:

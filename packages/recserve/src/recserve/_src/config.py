@@ -102,7 +102,8 @@ def derive_scann_sizes(num_items: int, vector_dim: int) -> ScannSizes:
       one leaf cost the same.
     - `leaves_to_search`: half of them at 20,000 items, falling with the cube root of the catalog
       (14 % at 880,000, 6 % at 10 million): a larger catalog can afford a smaller share.
-    - `reorder`: 500; their exact scores take about as long as the search in the tree.
+    - `reorder`: 500, at most a quarter of the catalog; their exact scores take about as long as
+      the search in the tree.
     - `training_sample_size`: all items up to 250,000.
     - `dimensions_per_block`, `anisotropic_threshold`: 2 and 0.2, ScaNN's own recommendation.
 
@@ -115,7 +116,7 @@ def derive_scann_sizes(num_items: int, vector_dim: int) -> ScannSizes:
     return ScannSizes(
         num_leaves=num_leaves,
         leaves_to_search=max(1, round(share * num_leaves)),
-        reorder=min(500, num_items),
+        reorder=max(1, min(500, num_items // 4)),
         training_sample_size=min(num_items, 250_000),
         dimensions_per_block=min(2, vector_dim),
         anisotropic_threshold=0.2,

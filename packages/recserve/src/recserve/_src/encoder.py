@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recserve._src.errors import UserError
 from recserve._src.header import Header
 
-INSTALL_JAX = 'pip install "recserve[encode]"'
+INSTALL_JAX = "pip install jax flatbuffers"
 _BATCH_SIZES = (1, 8, 64)
 """The encoder is compiled for these batch sizes only; other batches are cut and padded to them."""
 
