@@ -96,3 +96,14 @@ def test_divergence_is_status_1(tmp_path, capsys):
     command += ["--out", str(tmp_path / "run"), "--learning-rate", "1e30", "--warmup-steps", "0"]
     assert main(command) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: step 2: the loss is nan")
+
+
+def test_divergence_in_the_last_update_is_status_1(tmp_path, capsys):
+    store = chain_store(tmp_path / "store")
+    command = ["train", "--recipe", "sasrec-demo", "--data", str(store.path), *_TINY]
+    command += ["--out", str(tmp_path / "run"), "--learning-rate", "1e30", "--warmup-steps", "0"]
+    assert main([*command, "--num-steps", "1"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].startswith("error: step 1: the parameters are not finite")
+    assert not printed.out
+    assert not (tmp_path / "run" / "bundle").exists()

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from store_cases import slow_evaluation
-from train_cases import finished_run
+from store_cases import slow_evaluation, tiny_store
+from train_cases import finished_run, small_recipe
 
-from recmodels import UserError, evaluate
+from recmodels import UserError, evaluate, train
 from recmodels._src.bundle import item_vectors
 from recmodels._src.evaluate import make_query_function
 from recmodels._src.train.run_directory import RunDirectory
@@ -66,3 +66,15 @@ def test_no_run_no_checkpoint_no_store(tmp_path):
     (tmp_path / "config.json").write_text(config.replace(str(store.path), str(tmp_path / "gone")))
     with pytest.raises(UserError, match="gone is not a sequence store"):
         evaluate(tmp_path)
+
+
+@pytest.mark.parametrize(("num_items", "ks"), [(5, (5,)), (9, (8, 9)), (10, (8, 10))])
+def test_a_small_catalog_cuts_the_default_list_lengths(tmp_path, num_items, ks):
+    store = tiny_store(tmp_path / "store", [range(1, num_items + 1)] * 3)
+    recipe = small_recipe(protocol="leave-one-out", num_targets=1, num_steps=2)
+    result = train(recipe, store, tmp_path / "run", progress=False)
+    assert [name for name in result.test.model if name.startswith("hit@")] == [
+        f"hit@{k}" for k in ks
+    ]
+    with pytest.raises(UserError, match=f"the number of items {num_items}; got 11"):
+        evaluate(result.run_dir, ks=(11,), progress=False)

@@ -9,6 +9,7 @@ from recmodels._src.data.prepare import prepare as prepare
 from recmodels._src.data.prepare import prepare_synthetic as prepare_synthetic
 from recmodels._src.data.splits import Split as Split
 from recmodels._src.data.store import SequenceStore as SequenceStore
+from recmodels._src.errors import TrainingDivergedError as TrainingDivergedError
 from recmodels._src.errors import UserError as UserError
 from recmodels._src.evaluate import Evaluation as Evaluation
 from recmodels._src.evaluate import evaluate as evaluate
@@ -17,6 +18,5 @@ from recmodels._src.plan import plan as plan
 from recmodels._src.recipe import RECIPES as RECIPES
 from recmodels._src.recipe import Recipe as Recipe
 from recmodels._src.recipe import get_recipe as get_recipe
-from recmodels._src.train.loop import TrainingDivergedError as TrainingDivergedError
 from recmodels._src.train.loop import TrainResult as TrainResult
 from recmodels._src.train.loop import train as train

@@ -1,11 +1,13 @@
 import json
 
+import jax
 import numpy as np
 import pytest
 from store_cases import distinct_store, tiny_store
 from train_cases import chain_store, finished_run, small_recipe
 
 from recmodels import TrainingDivergedError, UserError, train
+from recmodels._src.evaluate import evaluate_params
 from recmodels._src.train.loop import loss_capacity, usual_capacity
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.run_directory import RunDirectory
@@ -40,10 +42,45 @@ def test_run_directory_holds_what_is_promised():
 def test_stops_at_the_first_bad_loss_and_keeps_the_good_checkpoint(tmp_path):
     store = chain_store(tmp_path / "store")
     recipe = small_recipe(learning_rate=1e30, warmup_steps=0, log_every=1, checkpoint_every=1)
-    with pytest.raises(TrainingDivergedError, match=r"step 2: the loss is nan .* lower learning_r"):
-        train(recipe, store, tmp_path / "run", progress=False)
-    assert int(RunDirectory.open(tmp_path / "run").restore().step) == 1
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1]
+    message = r"step 1: the parameters are not finite; .* no checkpoint was saved. Lower learning_r"
+    with pytest.raises(TrainingDivergedError, match=message):
+        train(recipe, store, tmp_path / "none", progress=False)
+    with pytest.raises(UserError, match="has no complete checkpoint yet"):
+        RunDirectory.open(tmp_path / "none").restore()
+    # A good run of two steps that goes on with a rate that ruins it.
+    run_dir = tmp_path / "run"
+    train(recipe.override(num_steps=2, learning_rate=1e-3), store, run_dir, progress=False)
+    (run_dir / "summary.json").unlink()
+    config = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps(config | {"recipe": recipe.to_dict()}))
+    with pytest.raises(TrainingDivergedError, match=r"step 3: .* the checkpoint of step 2 is kept"):
+        train(recipe, store, run_dir, progress=False)
+    kept = RunDirectory.open(run_dir).restore()
+    assert int(kept.step) == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept))
+
+
+@pytest.mark.parametrize("leaf", ["item_embeddings", "output_bias"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_a_model_that_is_not_finite_is_not_evaluated(leaf, value):
+    store, result = finished_run()
+    params = dict(RunDirectory.open(result.run_dir).restore().params)
+    params[leaf] = params[leaf].at[3].set(value)
+    with pytest.raises(TrainingDivergedError, match="step 7: the parameters or the scores of the"):
+        evaluate_params(
+            params, small_recipe(), store, part="test", step=7, hide_seen=False, progress=False
+        )
+
+
+def test_scores_that_overflow_are_not_evaluated():
+    store, result = finished_run()
+    params = dict(RunDirectory.open(result.run_dir).restore().params)
+    params["item_embeddings"] = params["item_embeddings"].at[3].set(1e18)
+    params["encoder"] = jax.tree.map(lambda leaf: leaf + 1e17, params["encoder"])
+    with pytest.raises(TrainingDivergedError, match="step 7: the parameters or the scores of the"):
+        evaluate_params(
+            params, small_recipe(), store, part="test", step=7, hide_seen=False, progress=False
+        )
 
 
 def test_other_settings_other_store_other_folder(tmp_path):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from recmodels._src.data.cli import add_prepare_parser
-from recmodels._src.errors import UserError
-from recmodels._src.evaluate import DEFAULT_KS, evaluate
+from recmodels._src.errors import TrainingDivergedError, UserError
+from recmodels._src.evaluate import evaluate
 from recmodels._src.plan import CompilerFailedError, plan
 from recmodels._src.recipe import RECIPES, Recipe, get_recipe
-from recmodels._src.train.loop import TrainingDivergedError, train
+from recmodels._src.train.loop import train
 
 _EXIT_USER_ERROR, _EXIT_FAILURE, _EXIT_INTERRUPTED = 2, 1, 130
 
@@ -130,7 +130,7 @@ def _add_evaluate(commands: Any) -> None:
         "--hide-seen", type=_bool, metavar="true|false", help="default: as the recipe says"
     )
     parser.add_argument(
-        "-k", type=_ks, default=DEFAULT_KS, metavar="K,K", help="list lengths (default: 8,10)"
+        "-k", type=_ks, metavar="K,K", help="list lengths (default: 8,10, or a smaller catalog)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The one exception type that stands for a mistake of the caller."""
+"""The exceptions of the package: a mistake of the caller, and a training that went wrong."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,7 @@ class UserError(ValueError):
     The message is one line that names what is wrong, where, and the remedy. The
     command line prints it after `error: ` and exits with status 2.
     """
+
+
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient, parameters or scores stopped being finite; the message names the step."""

@@ -17,11 +17,11 @@ from recmodels._src.data.pipeline import evaluation_batches
 from recmodels._src.data.popularity import popularity_counts
 from recmodels._src.data.splits import Part, Split
 from recmodels._src.data.store import SequenceStore
-from recmodels._src.errors import UserError
+from recmodels._src.errors import TrainingDivergedError, UserError
 from recmodels._src.models import sasrec
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.run_directory import RunDirectory
-from recmodels._src.train.step import encoder_graph
+from recmodels._src.train.step import encoder_graph, is_usable
 
 DEFAULT_KS = (8, 10)
 _USERS_PER_BLOCK = 128  # with the op's item blocks it bounds the memory of an evaluation
@@ -72,7 +72,7 @@ def evaluate(
     store: str | Path | SequenceStore | None = None,
     part: Part = "test",
     hide_seen: bool | None = None,
-    ks: tuple[int, ...] = DEFAULT_KS,
+    ks: tuple[int, ...] | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Evaluates the newest checkpoint of a run.
@@ -83,7 +83,7 @@ def evaluate(
         part: held-out part, "dev" or "test".
         hide_seen: whether items of the history are taken out of the ranking; None takes the
             recipe's choice.
-        ks: list lengths of the metrics.
+        ks: list lengths of the metrics; None takes 8 and 10, or the catalog when it is smaller.
         progress: whether to show a progress bar.
 
     Returns:
@@ -91,6 +91,7 @@ def evaluate(
 
     Raises:
         UserError: no run or checkpoint there, another store, or a `k` outside the catalog.
+        TrainingDivergedError: parameters or scores of the model are not finite.
     """
     run = RunDirectory.open(run_dir)
     store = run.open_store(store)
@@ -115,7 +116,7 @@ def evaluate_params(
     part: Part,
     step: int,
     hide_seen: bool,
-    ks: tuple[int, ...] = DEFAULT_KS,
+    ks: tuple[int, ...] | None = None,
     item_counts: np.ndarray | None = None,
     progress: bool = True,
 ) -> Evaluation:
@@ -128,15 +129,21 @@ def evaluate_params(
         part: held-out part.
         step: training steps of the parameters, reported only.
         hide_seen: whether items of the history are taken out of the ranking.
-        ks: list lengths of the metrics.
+        ks: list lengths of the metrics; None takes 8 and 10, or the catalog when it is smaller.
         item_counts: result of `training_counts`, if at hand.
         progress: whether to show a progress bar.
+
+    Raises:
+        UserError: a `k` is outside the catalog.
+        TrainingDivergedError: parameters or scores of the model are not finite.
     """
-    _check_ks(ks, store.num_items)
+    ks = _checked_ks(ks, store.num_items)
+    _check_finite(is_usable(params), step)
     split = Split(recipe.protocol, recipe.num_targets)
     counts = training_counts(store, recipe) if item_counts is None else item_counts
     num_users = int(split.is_evaluated(store.lengths).sum())
     model_ranks, popularity_ranks = [], []
+    largest = _largest_entries(params)
     bar = tqdm(
         total=num_users,
         desc=f"evaluate {part}",
@@ -150,6 +157,7 @@ def evaluate_params(
         seen = batch["seen"] if hide_seen else np.empty((len(real), 0), np.int32)
         hidden = metrics.distinct(seen)
         queries = _queries(params, batch["history"], recipe)
+        _check_finite(_scores_are_finite(queries, largest), step)
         for ranks, found in (
             (model_ranks, _model_ranks(params, queries, targets, hidden)),
             (popularity_ranks, metrics.popularity_ranks(counts, targets, hidden)),
@@ -223,7 +231,31 @@ def _target_ranks(queries, embeddings, bias, targets, exclude):
     return cutbce_ops.cut_target_ranks(queries, embeddings, targets, bias=bias, exclude=exclude)
 
 
-def _check_ks(ks: tuple[int, ...], num_items: int) -> None:
+@jax.jit
+def _largest_entries(params: dict) -> tuple[Array, Array]:
+    bias = params.get("output_bias", jnp.zeros(1))
+    return jnp.abs(params["item_embeddings"]).max(), jnp.abs(bias).max()
+
+
+@jax.jit
+def _scores_are_finite(queries: Array, largest: tuple[Array, Array]) -> Array:
+    # A bound on every score: a NaN has no rank, and would count as ranked before everything.
+    embedding, bias = largest
+    return jnp.isfinite(jnp.abs(queries).sum(-1).max() * embedding + bias)
+
+
+def _check_finite(is_finite: Array, step: int) -> None:
+    if not is_finite:
+        raise TrainingDivergedError(
+            f"step {step}: the parameters or the scores of the model are not finite, so it cannot "
+            "be evaluated; lower learning_rate or gradient_clip_norm."
+        )
+
+
+def _checked_ks(ks: tuple[int, ...] | None, num_items: int) -> tuple[int, ...]:
+    if ks is None:  # a small catalog cuts what nobody asked for
+        return tuple(sorted({min(k, num_items) for k in DEFAULT_KS}))
     for k in ks:
         if not 1 <= k <= num_items:
             raise UserError(f"`k` must be between 1 and the number of items {num_items}; got {k}.")
+    return ks

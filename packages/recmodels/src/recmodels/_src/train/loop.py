@@ -20,22 +20,19 @@ from recmodels._src.data.pipeline import (
 )
 from recmodels._src.data.splits import PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
+from recmodels._src.errors import TrainingDivergedError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe, get_recipe
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.run_directory import RunDirectory
-from recmodels._src.train.step import StepMetrics, TrainState, initial_state
+from recmodels._src.train.step import StepMetrics, TrainState, initial_state, is_usable
 
 # A batch with more positions than this many standard deviations above the mean computes the loss
 # for all of them, padding too: rare, and it costs a second compilation.
 _CAPACITY_DEVIATIONS = 4
 _CAPACITY_STEP = 64  # keeps the shapes of similar data sets equal
-
-
-class TrainingDivergedError(RuntimeError):
-    """The loss or its gradient stopped being finite; the message names the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +71,8 @@ def train(
 
     Raises:
         UserError: unusable store or recipe, or `run_dir` holds something else.
-        TrainingDivergedError: the loss is not finite; the last good checkpoint is kept.
+        TrainingDivergedError: loss, parameters or scores are not finite; the message names the
+            checkpoint that is kept.
     """
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
@@ -127,7 +125,7 @@ class _Trainer:
         """Runs the remaining steps; returns the final state and the median step time."""
         recipe, first = self.run.recipe, int(state.step)
         step_function = self.placement.compile_step(recipe)
-        window = _LossWindow(self.run)
+        window = _LossWindow(self.checkpoints)
         usual = usual_capacity(training_window_lengths(self.store, recipe), recipe)
         speeds = []
         steps = range(first + 1, recipe.num_steps + 1)
@@ -143,7 +141,7 @@ class _Trainer:
                 bar.update()
                 if step % recipe.log_every == 0 or step == recipe.num_steps:
                     speeds.append(self._record(step, window, bar))
-                if self._evaluate_and_save(step, state, data):
+                if self._evaluate_and_save(step, state, data, window):
                     window.restart_clock()
         return state, statistics.median(speeds) if speeds else None
 
@@ -160,11 +158,18 @@ class _Trainer:
         bar.set_postfix(loss=f"{loss:.4g}")
         return step_ms
 
-    def _evaluate_and_save(self, step: int, state: TrainState, data: Iterator[Any]) -> bool:
+    def _evaluate_and_save(
+        self, step: int, state: TrainState, data: Iterator[Any], window: "_LossWindow"
+    ) -> bool:
         recipe = self.run.recipe
         last = step == recipe.num_steps
         evaluates = step % recipe.evaluate_every == 0 or last
         saves = step % recipe.checkpoint_every == 0 or last
+        if evaluates or saves:
+            # The loss of a step is that before its update, so the update is checked by itself.
+            window.read_pending()
+            if not is_usable(state.params):
+                raise _diverged(step, "the parameters are not finite", self.checkpoints)
         if evaluates:
             dev = evaluate_params(
                 state.params,
@@ -187,20 +192,20 @@ class _Trainer:
 class _LossWindow:
     """Collects the losses between two records and stops training at the first bad one."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
         self._losses: list[float] = []
         self._pending: tuple[int, StepMetrics] | None = None
         self.restart_clock()
 
     def add(self, step: int, step_metrics: StepMetrics) -> None:
         """Takes the metrics of a step; reads those of the step before, which are ready by then."""
-        self._read_pending()
+        self.read_pending()
         self._pending = (step, step_metrics)
 
     def finish(self) -> tuple[float, float]:
         """Mean loss and mean milliseconds per step since the last record."""
-        self._read_pending()
+        self.read_pending()
         elapsed_ms = (time.perf_counter() - self._started) * 1e3
         loss, step_ms = math.fsum(self._losses) / len(self._losses), elapsed_ms / self._timed
         self._losses = []
@@ -211,19 +216,26 @@ class _LossWindow:
         """Leaves what happened since the last record out of the step time."""
         self._started, self._timed = time.perf_counter(), 0
 
-    def _read_pending(self) -> None:
+    def read_pending(self) -> None:
+        """Reads the metrics of the newest step, waiting for them."""
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
         loss, norm = float(values.loss), float(values.gradient_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainingDivergedError(
-                f"step {step}: the loss is {loss} and the gradient norm {norm}; training stopped. "
-                f"The last good checkpoint in {self._run.path} is kept; lower learning_rate or "
-                "gradient_clip_norm."
-            )
+            what = f"the loss is {loss} and the gradient norm {norm}"
+            raise _diverged(step, what, self._checkpoints)
         self._losses.append(loss)
         self._timed += 1
+
+
+def _diverged(step: int, what: str, checkpoints: Checkpoints) -> TrainingDivergedError:
+    kept = checkpoints.latest_step
+    left = "no checkpoint was saved" if kept is None else f"the checkpoint of step {kept} is kept"
+    return TrainingDivergedError(
+        f"step {step}: {what}; training stopped and {left}. Lower learning_rate or "
+        "gradient_clip_norm."
+    )
 
 
 def usual_capacity(window_lengths: np.ndarray, recipe: Recipe) -> int:

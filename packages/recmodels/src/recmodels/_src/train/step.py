@@ -49,6 +49,12 @@ def initial_state(recipe: Recipe, item_counts: Array) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(recipe).init(params))
 
 
+@jax.jit
+def is_usable(params: dict) -> Array:
+    """`[]` bool: False once the squared norm overflows float32 or is NaN, so no model is left."""
+    return jnp.isfinite(optax.tree.norm(params))
+
+
 def encoder_graph(recipe: Recipe) -> "nnx.GraphDef[sasrec.HistoryEncoder]":
     """Static part of the recipe's encoder, made without allocating any array."""
     model = nnx.eval_shape(lambda: sasrec.HistoryEncoder(recipe, nnx.Rngs(0)))
