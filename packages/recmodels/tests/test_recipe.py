@@ -16,6 +16,8 @@ from recmodels import RECIPES, Recipe, UserError, get_recipe
         ({"hide_seen": 1}, "`hide_seen` must be of type bool; got 1"),
         ({"learning_rate": float("nan")}, "`learning_rate` must be a finite float; got nan"),
         ({"checkpoint_every": 7}, r"`checkpoint_every` must be a multiple of `log_every` \(10\)"),
+        ({"seed": -1}, r"`seed` must be between 0 and 2\*\*32 - 1; got -1"),
+        ({"seed": 2**32}, r"`seed` must be between 0 and 2\*\*32 - 1; got 4294967296"),
         ({"bogus": 1}, "a recipe has no field `bogus`"),
     ],
 )

@@ -139,8 +139,9 @@ _RULES = (
     *((name, "at least 1", _positive) for name in ("num_steps", "log_every", "evaluate_every")),
     *((name, "at least 1", _positive) for name in ("checkpoint_every", "keep_checkpoints")),
     *((name, "above 0", _positive) for name in ("learning_rate", "gradient_clip_norm")),
-    *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay", "seed")),
+    *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay")),
     *((name, "at least 0 and below 1", _share) for name in ("dropout", "label_smoothing")),
+    ("seed", "between 0 and 2**32 - 1", lambda _, value: 0 <= value < 2**32),
     ("final_learning_rate_ratio", "between 0 and 1", lambda _, value: 0 <= value <= 1),
     ("name", "a non-empty text", lambda _, value: bool(value)),
     (
