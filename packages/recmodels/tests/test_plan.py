@@ -30,7 +30,7 @@ def test_collectives_are_read_from_hlo():
 
 def test_missing_compiler_names_the_install_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'pip install "recmodels\[tpu-plan\]"'):
+    with pytest.raises(UserError, match=r'pip install "jax\[tpu\]"'):
         plan(small_recipe(), topology="v6e:2x4", num_items=10)
 
 

@@ -85,7 +85,7 @@ def plan(recipe: str | Recipe, *, topology: str, num_items: int) -> PlanReport:
     if num_items < 1:
         raise UserError(f"`num_items` must be at least 1; got {num_items}.")
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError('the TPU compiler is not installed; run: pip install "recmodels[tpu-plan]"')
+        raise UserError('the TPU compiler is not installed; run: pip install "jax[tpu]"')
     request = {"recipe": recipe.to_dict(), "topology": topology, "num_items": num_items}
     answer = _ask_worker(request)
     if "error" in answer:
