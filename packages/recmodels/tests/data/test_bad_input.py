@@ -135,12 +135,6 @@ CASES = {
         "has lists of unequal length for uid 8",
     ),
     # Ids.
-    "negative id": Case(
-        "u,i,t\n1,2,3\n1,-5,4\n", CSV, "row 2 of input has the negative item id -5"
-    ),
-    "negative parquet id": Case(
-        _frame(u=[1, -1]), PARQUET, "row 2 of input has the negative user id -1"
-    ),
     "float ids": Case(
         _frame(i=[1.0, float("nan")]),
         PARQUET,

@@ -161,3 +161,14 @@ def test_yambda_multi_event_keeps_listens(tmp_path):
     store = prepared(tmp_path / "multi_event.parquet", tmp_path / "s", format="yambda-flat")
     assert sequences(store) == {7: [30, 20], 12: [40]}
     assert store.meta["skipped"] == {"event that is not a listen": 2}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_negative_ids_are_ids_like_any_other(tmp_path, kind):
+    frame = pl.DataFrame({"u": [3, -7, 3], "i": [-5, 4, -(2**63)], "t": [1, 2, 3]})
+    if kind == "csv":
+        frame.write_csv(tmp_path / "events")
+    else:
+        frame.write_parquet(tmp_path / "events")
+    store = prepared(tmp_path / "events", tmp_path / "s", format=kind, user="u", item="i", time="t")
+    assert sequences(store) == {3: [-5, -(2**63)], -7: [4]}

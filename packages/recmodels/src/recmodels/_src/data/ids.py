@@ -39,8 +39,7 @@ def normalise_ids(ids: pl.Series, name: str, place: Place, *, numeric: bool) -> 
       int64 can hold, otherwise strings.
 
     Raises:
-      UserError: the type cannot be an id, an id is negative, or an id of a numeric format
-        is not an integer.
+      UserError: the type cannot be an id, or an id of a numeric format is not an integer.
     """
     if isinstance(ids.dtype, pl.Categorical | pl.Enum):
         ids = ids.cast(pl.String)
@@ -56,12 +55,6 @@ def normalise_ids(ids: pl.Series, name: str, place: Place, *, numeric: bool) -> 
     if ids.dtype == pl.UInt64 and (ids > 2**63 - 1).any():
         # Hashes above the range of int64 keep their digits as text.
         ids = ids.cast(pl.String)
-    if ids.dtype.is_signed_integer() and (ids < 0).any():
-        position = (ids < 0).arg_true()[0]
-        raise UserError(
-            f"{place.of(position)} has the negative {name} id {ids[position]}; remove such rows, "
-            'or turn the ids into strings such as "id-1" if they are meant'
-        )
     return ids
 
 
