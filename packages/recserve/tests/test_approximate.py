@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,15 @@ def test_small_index_asks_scann_unless_the_answer_is_deep(
     found = searcher.search(query, k, hidden)
     assert asked == ([num_items // 4] if asks_scann else [])
     assert recall(found, recommender.exact_searcher.search(query, k, hidden)) >= 0.75
+
+
+def test_folder_that_cannot_be_written_is_named(toys, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Path, "mkdir", lambda path: None
+    )  # so ScaNN itself fails, as on a full disk
+    sizes = recserve.derive_scann_sizes(100, 5)
+    with pytest.raises(OSError, match=f"ScaNN cannot write to {tmp_path}/scann: "):
+        approximate.train_scann(toys.vectors(100, 5), sizes, tmp_path / "scann")
 
 
 def test_pickle_beside_scann_files_is_refused(recommender, large_index, tmp_path):

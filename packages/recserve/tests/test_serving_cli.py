@@ -281,6 +281,46 @@ def test_failure_of_the_system_is_status_1(run, bundle, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["bundle"]
 
 
+LIMITED = """
+import resource, sys
+from recserve._src import cli
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_full_disk_names_the_file_that_is_written(bundle, tmp_path, child_environment):
+    # A limit on file sizes fails like a full disk: in the write itself, which knows no name.
+    process = subprocess.run(
+        [sys.executable, "-c", LIMITED, "build", bundle.path, "--out", tmp_path / "i"],
+        env=child_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith(f"error: [Errno 27] File too large: '{tmp_path}/.i.tmp-")
+    assert process.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_pipe_is_silent(index, tmp_path, child_environment, unbuffered):
+    np.save(tmp_path / "vector.npy", np.ones(5, np.float32))
+    code = "import sys; from recserve._src import cli; sys.exit(cli.main(sys.argv[1:]))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-c", code, "query", index, "--vector", tmp_path / "vector.npy"],
+        env=child_environment | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (1, b"")
+
+
 def test_interrupt_is_status_130(run, bundle, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

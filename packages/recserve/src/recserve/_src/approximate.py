@@ -76,6 +76,9 @@ def train_scann(vectors: NDArray[np.float32], sizes: ScannSizes, folder: Path) -
       vectors: `[V, Dq]`.
       sizes: from `plan_searcher`.
       folder: created; its files hold no absolute path and no pickle.
+
+    Raises:
+      OSError: ScaNN cannot write its files; the message names the folder.
     """
     items = vectors[_FIRST_ROW:]
     # Moving all vectors by the same amount moves all scores of a query by the same amount, so the
@@ -98,7 +101,10 @@ def train_scann(vectors: NDArray[np.float32], sizes: ScannSizes, folder: Path) -
         .build()
     )
     folder.mkdir()
-    searcher.serialize(str(folder), relative_path=True)
+    try:
+        searcher.serialize(str(folder), relative_path=True)
+    except RuntimeError as error:  # all that ScaNN says of a full disk
+        raise OSError(f"ScaNN cannot write to {folder}: {error}") from error
 
 
 class ScannSearcher:

@@ -24,6 +24,7 @@ from recserve._src.storage import (
     check_record,
     check_target,
     copy_file,
+    naming,
     new_folder,
     record_file,
 )
@@ -200,4 +201,6 @@ def _write_manifest(
         },
     }
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    (folder / INDEX.manifest).write_text(text, encoding="utf-8")
+    path = folder / INDEX.manifest
+    with naming(path):
+        path.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,8 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         options.command(options)
+        sys.stdout.flush()  # a closed pipe shows here and not when Python ends
     except UserError as error:
         return _fail(str(error), 2)
+    except BrokenPipeError:  # the reader, say `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+        return 1
     except OSError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:

@@ -26,11 +26,26 @@ class FileRecord:
     """Lower-case hexadecimal SHA-256 of its content."""
 
 
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Adds `path` to errors that name no file, as a full disk gives them."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def copy_file(source: Path, target: Path) -> FileRecord:
     """Copies `source` to `target`, both read once, and returns what was written."""
     digest = hashlib.sha256()
-    with source.open("rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(_CHUNK_BYTES):
+    with source.open("rb") as reader, naming(target), target.open("xb") as writer:
+        while True:
+            with naming(source):
+                chunk = reader.read(_CHUNK_BYTES)
+            if not chunk:
+                break
             digest.update(chunk)
             writer.write(chunk)
         num_bytes = writer.tell()
@@ -108,7 +123,8 @@ def _flush(folder: Path) -> None:
         for path in [*(os.path.join(parent, name) for name in names), parent]:
             handle = os.open(path, os.O_RDONLY)
             try:
-                os.fsync(handle)
+                with naming(path):
+                    os.fsync(handle)
             finally:
                 os.close(handle)
 
