@@ -1,5 +1,6 @@
 """ScaNN: recall, exact scores, hidden items, and how it is imported."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,36 @@ def test_small_index_asks_scann_unless_the_answer_is_deep(
     found = searcher.search(query, k, hidden)
     assert asked == ([num_items // 4] if asks_scann else [])
     assert recall(found, recommender.exact_searcher.search(query, k, hidden)) >= 0.75
+
+
+def test_training_is_silent_but_hides_nothing_of_others(toys, tmp_path, capfd):
+    sizes = recserve.derive_scann_sizes(2_000, 9)
+    vectors = toys.vectors(2_000, 9)
+    approximate.train_scann(vectors, sizes, tmp_path / "a")
+    assert capfd.readouterr().err == ""
+    with approximate._without_scann_log():
+        os.write(2, b"I0000 00:00:1796 1 partitioner.cc:58] Size\nline of a thread\n")
+    assert capfd.readouterr().err == "line of a thread\n"
+
+
+def test_log_is_shown_when_training_fails(capfd):
+    def fail():
+        os.write(2, b"W0000 00:00:1796 1 gmm_utils.cc:1026] the reason\n")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        approximate._without_scann_log()(fail)()
+    assert capfd.readouterr().err == "W0000 00:00:1796 1 gmm_utils.cc:1026] the reason\n"
+    os.write(2, b"as before\n")
+    assert capfd.readouterr().err == "as before\n"
+
+
+def test_training_without_stderr(toys, tmp_path, child_environment):
+    source = toys.write(tmp_path / "bundle", vectors=toys.vectors(100, 5))
+    code = "import os, sys; os.close(2); from recserve._src import cli; sys.exit(cli.main())"
+    options = ["build", source.path, "--out", tmp_path / "i", "--searcher", "scann"]
+    command = [sys.executable, "-c", code, *options]
+    subprocess.run(command, env=child_environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_folder_that_cannot_be_written_is_named(toys, tmp_path, monkeypatch):

@@ -5,11 +5,16 @@ in exact search. So ScaNN needs no copy of the vectors for its own reordering, w
 index folder, and both searchers give the same item the same score.
 """
 
+import contextlib
 import functools
 import importlib.util
 import math
+import os
+import re
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,8 @@ _FIRST_ROW = 1  # row 0 is padding and not in the tree: position p is row p + 1
 _CANDIDATES_PER_RESULT = 8
 _SCANNED_PER_CANDIDATE = 16
 _EXACT_SHARE = 16
+_LOG_LINE = re.compile(rb"[IW]\d{4} \d\d:|WARNING: All log messages before absl::")
+_STDERR_LOCK = threading.Lock()
 _IDS_PICKLE = "scann_docids.pkl"
 
 
@@ -66,6 +73,32 @@ def _import_scann() -> Any:
         sys.modules.pop("scann", None)  # a later `import scann` shall run its `__init__`
 
 
+@contextlib.contextmanager
+def _without_scann_log() -> Iterator[None]:
+    """Drops ScaNN's information and warnings, for which it has no switch, unless the block fails.
+
+    They come from C++ past Python, so descriptor 2 itself is held back. Whatever else is written to
+    it meanwhile, by other threads too, appears when the block ends.
+    """
+    if not os.path.lexists("/dev/fd/2"):  # closed, so nobody reads it
+        yield
+        return
+    with _STDERR_LOCK, tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        failed = True
+        try:
+            os.dup2(held.fileno(), 2)
+            yield
+            failed = False
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            kept = [line for line in held if failed or not _LOG_LINE.match(line)]
+            with contextlib.suppress(OSError):  # whoever read it has gone
+                os.write(2, b"".join(kept))
+
+
 def train_scann(vectors: NDArray[np.float32], sizes: ScannSizes, folder: Path) -> None:
     """Trains a ScaNN searcher on all rows but the padding row and saves it in a new `folder`.
 
@@ -87,24 +120,22 @@ def train_scann(vectors: NDArray[np.float32], sizes: ScannSizes, folder: Path) -
     # 0.991 -> 0.994 on 54,542 vectors of Amazon Beauty; 20 % of the leaves, 300 candidates).
     centered = items - items.mean(axis=0, dtype=np.float64).astype(np.float32)
     builder = _import_scann().builder(centered, sizes.reorder, "dot_product")
-    searcher = (
-        builder.tree(
-            num_leaves=sizes.num_leaves,
-            num_leaves_to_search=sizes.leaves_to_search,
-            training_sample_size=sizes.training_sample_size,
-        )
-        .score_ah(
-            dimensions_per_block=sizes.dimensions_per_block,
-            anisotropic_quantization_threshold=sizes.anisotropic_threshold,
-            training_sample_size=sizes.training_sample_size,
-        )
-        .build()
+    builder = builder.tree(
+        num_leaves=sizes.num_leaves,
+        num_leaves_to_search=sizes.leaves_to_search,
+        training_sample_size=sizes.training_sample_size,
+    ).score_ah(
+        dimensions_per_block=sizes.dimensions_per_block,
+        anisotropic_quantization_threshold=sizes.anisotropic_threshold,
+        training_sample_size=sizes.training_sample_size,
     )
-    folder.mkdir()
-    try:
-        searcher.serialize(str(folder), relative_path=True)
-    except RuntimeError as error:  # all that ScaNN says of a full disk
-        raise OSError(f"ScaNN cannot write to {folder}: {error}") from error
+    with _without_scann_log():
+        searcher = builder.build()
+        folder.mkdir()
+        try:
+            searcher.serialize(str(folder), relative_path=True)
+        except RuntimeError as error:  # all that ScaNN says of a full disk
+            raise OSError(f"ScaNN cannot write to {folder}: {error}") from error
 
 
 class ScannSearcher:
