@@ -8,7 +8,7 @@ import pytest
 from store_cases import tiny_store
 
 from recmodels._src.data.prepare import prepare
-from recmodels._src.data.store import SequenceStore
+from recmodels._src.data.store import _FILES, SequenceStore
 from recmodels._src.errors import UserError
 
 
@@ -96,6 +96,38 @@ def _shift_offsets(folder):
     np.save(folder / "offsets.npy", np.load(folder / "offsets.npy") + 1)
 
 
+def _set_items(*rows):
+    return lambda folder: np.save(folder / "items.npy", np.array(rows, np.int32))
+
+
+def _drop_row(name):
+    def change(folder):
+        pl.read_parquet(folder / name)[1:].write_parquet(folder / name)
+
+    return change
+
+
+def _empty(name):
+    return lambda folder: (folder / name).write_bytes(b"")
+
+
+def _halve(name):
+    def change(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return change
+
+
+def _drop_meta(name):
+    def change(folder):
+        meta = json.loads((folder / "meta.json").read_text())
+        del meta[name]
+        (folder / "meta.json").write_text(json.dumps(meta))
+
+    return change
+
+
 def _change_meta(**changes):
     def change(folder):
         meta = json.loads((folder / "meta.json").read_text())
@@ -115,6 +147,24 @@ DAMAGES = {
     "truncated": (_truncate, "is damaged: items.npy cannot be read"),
     "short": (_cut_items, r"items.npy is int32[2], meta.json says int32[3]"),
     "wide": (_widen_items, r"items.npy is int64[3], meta.json says int32[3]"),
+    "backwards": (
+        lambda f: np.save(f / "offsets.npy", np.array([0, 5, 3])),
+        "offsets.npy has a user that ends before it starts",
+    ),
+    "zero row": (_set_items(3, 0, 2), "items.npy has rows outside 1..3"),
+    "large row": (_set_items(3, 4, 2), "items.npy has rows outside 1..3"),
+    **{f"empty {n}": (_empty(n), f"is damaged: {n}") for n in _FILES},
+    **{f"half {n}": (_halve(n), f"is damaged: {n} cannot be read") for n in _FILES},
+    **{
+        f"no {n}": (_drop_meta(n), f"is damaged: meta.json has no valid {n}")
+        for n in ("num_users", "num_items", "num_interactions", "digest", "timestamps")
+    },
+    "users": (_drop_row("users.parquet"), "users.parquet has 1 rows, meta.json says 2"),
+    "catalog": (_drop_row("items.parquet"), "items.parquet has 2 rows, meta.json says 3"),
+    "columns": (
+        lambda f: pl.DataFrame({"row": [1, 2, 3]}).write_parquet(f / "items.parquet"),
+        "items.parquet has no valid column row",
+    ),
     "offsets": (_shift_offsets, "offsets.npy does not span the interactions"),
 }
 
@@ -127,6 +177,7 @@ def test_damaged_store(tmp_path, name):
     with pytest.raises(UserError) as caught:
         SequenceStore.open(store.path)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert "recmodels prepare" in str(caught.value)
 
 

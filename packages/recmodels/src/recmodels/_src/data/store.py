@@ -24,6 +24,16 @@ VERSION = 1
 _FILES = ("items.npy", "offsets.npy", "timestamps.npy", "users.parquet", "items.parquet")
 
 
+# Name and allowed types of every column.
+_USER_COLUMNS = {
+    "user": (pl.Int64,),
+    "user_id": (pl.Int64, pl.String),
+    "num_interactions": (pl.Int64,),
+}
+_ITEM_COLUMNS = {"row": (pl.Int32,), "item_id": (pl.Int64, pl.String), "count": (pl.Int64,)}
+_CHECK_BLOCK = 1 << 24  # events checked at a time: 64 MiB
+
+
 @dataclasses.dataclass(frozen=True)
 class SequenceColumns:
     """Everything that goes into a store, in memory.
@@ -161,7 +171,7 @@ class SequenceStore:
 
     @classmethod
     def open(cls, path: str | Path) -> "SequenceStore":
-        """Opens a store without reading its events.
+        """Opens a store and checks it, in one pass over its events.
 
         Args:
           path: folder written by `recmodels prepare`.
@@ -175,7 +185,7 @@ class SequenceStore:
         for name in ("items", "offsets", "timestamps"):
             try:
                 arrays[name] = np.load(path / f"{name}.npy", mmap_mode="r")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 raise _damaged(path, f"{name}.npy cannot be read ({error})") from error
         store = cls(path=path, meta=meta, **arrays)
         store._check()
@@ -189,12 +199,22 @@ class SequenceStore:
             "timestamps": (self.timestamps, (num_interactions,), np.int64),
         }
         for name, (array, shape, dtype) in expected.items():
+            if not isinstance(array, np.ndarray):
+                raise _damaged(self.path, f"{name}.npy is not one array")
             if array.shape != shape or array.dtype != dtype:
                 got = f"{array.dtype.name}{list(array.shape)}"
                 want = f"{np.dtype(dtype).name}{list(shape)}"
                 raise _damaged(self.path, f"{name}.npy is {got}, meta.json says {want}")
         if self.offsets[0] != 0 or self.offsets[-1] != num_interactions:
             raise _damaged(self.path, "offsets.npy does not span the interactions")
+        if (self.lengths < 0).any():
+            raise _damaged(self.path, "offsets.npy has a user that ends before it starts")
+        for start in range(0, num_interactions, _CHECK_BLOCK):
+            block = self.items[start : start + _CHECK_BLOCK]
+            if block.min() < 1 or block.max() > self.num_items:
+                raise _damaged(self.path, f"items.npy has rows outside 1..{self.num_items}")
+        _check_table(self.path, "users.parquet", _USER_COLUMNS, num_users)
+        _check_table(self.path, "items.parquet", _ITEM_COLUMNS, self.num_items)
 
     @property
     def num_users(self) -> int:
@@ -260,10 +280,30 @@ def _read_meta(path: Path) -> dict[str, Any]:
             f"{path} has store version {meta.get('version')}, this program reads {VERSION}; "
             "write it again with `recmodels prepare`"
         )
+    for name in ("num_users", "num_items", "num_interactions"):
+        if type(meta.get(name)) is not int or meta[name] < 0:
+            raise _damaged(path, f"meta.json has no valid {name}")
+    for name in ("digest", "timestamps"):
+        if not isinstance(meta.get(name), str):
+            raise _damaged(path, f"meta.json has no valid {name}")
     missing = [name for name in _FILES if not (path / name).is_file()]
     if missing:
         raise _damaged(path, f"{missing[0]} is missing")
     return meta
+
+
+def _check_table(path: Path, name: str, columns: dict[str, tuple[Any, ...]], num_rows: int) -> None:
+    try:
+        schema = pl.read_parquet_schema(path / name)
+        height = pl.scan_parquet(path / name).select(pl.len()).collect().item()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise _damaged(path, f"{name} cannot be read ({reason})") from error
+    for column, types in columns.items():
+        if schema.get(column) not in types:
+            raise _damaged(path, f"{name} has no valid column {column}")
+    if height != num_rows:
+        raise _damaged(path, f"{name} has {height} rows, meta.json says {num_rows}")
 
 
 def _damaged(path: Path, what: str) -> UserError:
