@@ -8,6 +8,7 @@ import grain
 import jax
 import orbax.checkpoint as ocp
 
+from recmodels._src.errors import UserError
 from recmodels._src.train.step import TrainState
 
 
@@ -52,12 +53,29 @@ class Checkpoints:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like
         )
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(self.latest_step, args=args)["state"]
+        return self._restore(args)["state"]
 
     def restore_data(self, data: Iterator[Any]) -> None:
         """Moves the data iterator to the position saved with the newest state."""
         args = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(data))
-        self._manager.restore(self.latest_step, args=args)
+        self._restore(args)
+
+    def _restore(self, args: ocp.args.Composite) -> Any:
+        try:
+            # Orbax reports this one from many threads, with tracebacks beside the exception.
+            manifest = self._manager.directory / str(self.latest_step) / "state" / "manifest.ocdbt"
+            if not manifest.stat().length:
+                raise ValueError(f"{manifest.name} is empty")
+            return self._manager.restore(self.latest_step, args=args)
+        # What a missing or cut file gives, by the file; other failures are no damage.
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            *older, newest = sorted(self._manager.all_steps())
+            left = f"continue from step {older[-1]}" if older else "start from the beginning"
+            raise UserError(
+                f"checkpoint {self._manager.directory / str(newest)} is damaged ({reason}); "
+                f"remove that folder to {left}."
+            ) from error
 
     def close(self) -> None:
         """Releases the manager's threads."""

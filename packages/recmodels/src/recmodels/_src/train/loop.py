@@ -58,7 +58,8 @@ def train(
     """Trains a recipe on a store, evaluates it on the test part and writes the bundle.
 
     Calling it again with the same arguments continues an interrupted run from its last checkpoint,
-    with exactly the results of an uninterrupted one, and returns at once when the run is finished.
+    with exactly the results of an uninterrupted one, and returns at once when the run is finished,
+    after writing its bundle again if that was removed.
 
     Args:
         recipe: a recipe or the name of a built-in one.
@@ -82,6 +83,8 @@ def train(
     run = RunDirectory.create_or_resume(run_dir, recipe, store)
     with run.locked():
         if run.summary is not None:
+            if not (run.path / "bundle" / "bundle.json").exists():
+                _write_bundle(run, store, run.restore())
             return _result(run, already_finished=True)
         _train(run, store, placement, data, progress)
         return _result(run, already_finished=False)
@@ -293,20 +296,29 @@ def _finish(
     )
     log.write(step, "test", test.model)
     log.sync()
-    write_bundle(run.path / "bundle", run.recipe, state.params, store, step=step, overwrite=True)
+    _write_bundle(run, store, state)
     run.write_json("summary.json", {"step": step, "step_ms": step_ms, "test": test.to_dict()})
+
+
+def _write_bundle(run: RunDirectory, store: SequenceStore, state: TrainState) -> None:
+    step = int(state.step)
+    write_bundle(run.path / "bundle", run.recipe, state.params, store, step=step, overwrite=True)
 
 
 def _result(run: RunDirectory, *, already_finished: bool) -> TrainResult:
     summary = run.summary
     assert summary is not None
     records = read_metrics(run.path)
+    try:
+        test = Evaluation(**summary["test"])
+    except TypeError:
+        raise run.damaged_summary() from None
     return TrainResult(
         run_dir=run.path,
         bundle=run.path / "bundle",
         step=summary["step"],
         loss_curve=[(line["step"], line["loss"]) for line in records if line["split"] == "train"],
-        test=Evaluation(**summary["test"]),
+        test=test,
         step_ms=summary["step_ms"],
         already_finished=already_finished,
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from recmodels._src.errors import UserError
+
 
 class MetricsLog:
     """Appends records to `metrics.jsonl` and mirrors them to TensorBoard.
@@ -48,12 +50,29 @@ class MetricsLog:
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """All records of a run in order; an unfinished last line, left by a kill, is dropped."""
+    """All records of a run in order; an unfinished last line, left by a kill, is dropped.
+
+    Raises:
+        UserError: another line is no record.
+    """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is unfinished
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is unfinished
+    return [_parse(line, number, path) for number, line in enumerate(lines, 1)]
+
+
+def _parse(line: bytes, number: int, path: Path) -> dict:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    is_record = isinstance(record, dict) and type(record.get("step")) is int
+    if not is_record or "split" not in record or (record["split"] == "train") != ("loss" in record):
+        raise UserError(
+            f"line {number} of {path} is damaged; remove that line to go on without it."
+        )
+    return record
 
 
 def _truncate(path: Path, last_step: int) -> None:

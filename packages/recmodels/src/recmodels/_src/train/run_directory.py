@@ -66,13 +66,16 @@ class RunDirectory:
         path = Path(path)
         try:
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            if (config["format"], config["version"]) != (FORMAT, VERSION):
-                raise UserError(f"{path} was written by another version; train again.")
-            return cls(path, Recipe(**config["recipe"]), config["store"])
+            if (config["format"], config["version"]) == (FORMAT, VERSION):
+                return cls(path, Recipe(**config["recipe"]), _checked_identity(config["store"]))
         except OSError:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
-        except (KeyError, TypeError, json.JSONDecodeError):
-            raise UserError(f"{path / 'config.json'} is damaged; train again.") from None
+        except (KeyError, TypeError, ValueError) as error:  # ValueError: no JSON, text or recipe
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"{path / 'config.json'} is damaged ({reason}); train again with another --out."
+            ) from None
+        raise UserError(f"{path} was written by another version; train again.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -99,9 +102,28 @@ class RunDirectory:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Content of summary.json; None while the run is not finished."""
+        """Content of summary.json; None while the run is not finished.
+
+        Raises:
+            UserError: it is damaged.
+        """
         path = self.path / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            summary = json.loads(path.read_bytes())
+        except ValueError:
+            raise self.damaged_summary() from None
+        if not isinstance(summary, dict) or not {"step", "step_ms", "test"} <= summary.keys():
+            raise self.damaged_summary()
+        return summary
+
+    def damaged_summary(self) -> UserError:
+        """The error for a summary.json without the content it should have."""
+        return UserError(
+            f"{self.path / 'summary.json'} is damaged; remove it and run the same "
+            "`recmodels train` again to get it back from the last checkpoint."
+        )
 
     def open_store(self, store: str | Path | SequenceStore | None) -> SequenceStore:
         """The store of this run, from `store` or else from where it was in training."""
@@ -132,9 +154,10 @@ class RunDirectory:
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        state = checkpoints.restore_state(self.abstract_state(), device)
-        checkpoints.close()
-        return state
+        try:
+            return checkpoints.restore_state(self.abstract_state(), device)
+        finally:
+            checkpoints.close()
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file of the run; it appears complete or not at all."""
@@ -164,6 +187,15 @@ def _identity(store: SequenceStore) -> dict[str, Any]:
         "num_items": store.num_items,
         "num_interactions": store.num_interactions,
     }
+
+
+def _checked_identity(identity: dict[str, Any]) -> dict[str, Any]:
+    for name, kind in (("path", str), ("digest", str), ("num_items", int)):
+        if type(identity[name]) is not kind:
+            raise TypeError(f"store.{name} is no {kind.__name__}")
+    if identity["num_items"] < 1:
+        raise ValueError("store.num_items is not positive")
+    return identity
 
 
 def _check_same(run: RunDirectory, recipe: Recipe, store: SequenceStore) -> None:
