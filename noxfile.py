@@ -111,7 +111,7 @@ def types(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """Builds the wheels and tests them, installed, from another folder."""
     _install(session, "build")
-    out = pathlib.Path(session.create_tmp()) / "wheels"
+    out = pathlib.Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(out, ignore_errors=True)
     for package in PACKAGES:
         session.run("python", "-m", "build", "--wheel", "--outdir", str(out), f"packages/{package}")

@@ -32,9 +32,12 @@ GOOD = {
         ({"position_weights": jnp.ones((5,))}, ValueError, r"`position_weights`.*\(4,\).*\(5,\)"),
         ({"vocab_size": 11}, ValueError, r"`vocab_size` must lie in \[1, 10\].*got 11"),
         ({"vocab_size": jnp.int32(3)}, TypeError, "`vocab_size` must be a static Python int"),
-        ({"label_smoothing": 1.5}, ValueError, r"`label_smoothing` must lie in \[0.0, 1.0\]"),
+        ({"label_smoothing": 1.5}, ValueError, r"`label_smoothing` must be .* in \[0.0, 1.0\]"),
         ({"label_smoothing": float("nan")}, ValueError, "`label_smoothing`"),
-        ({"pos_weight": 0.0}, ValueError, r"`pos_weight` must lie in \(0.0, inf\]; got 0.0"),
+        ({"pos_weight": 0.0}, ValueError, r"`pos_weight` must be .* in \(0.0, inf\]; got 0.0"),
+        ({"pos_weight": float("inf")}, ValueError, "`pos_weight` must be finite"),
+        ({"activations": [[1.0]]}, TypeError, "`activations` must be a JAX or NumPy array; got li"),
+        ({"position_weights": jnp.ones(4, jnp.complex64)}, TypeError, "must be real"),
         ({"pos_weight": jnp.ones(10)}, TypeError, "`pos_weight` must be a Python number"),
         ({"gradient_mode": "fast"}, ValueError, "`gradient_mode` must be one of 'auto', 'fused'"),
         ({"precision": "float8"}, ValueError, "`precision` must be one of"),
@@ -58,6 +61,22 @@ def test_tile_sizes(size):
 def test_every_allowed_option_runs(options):
     loss = cutbce_ops.cut_binary_cross_entropy(**GOOD, **options)
     assert np.isfinite(loss)
+
+
+def test_numpy_numbers_are_accepted():
+    loss = cutbce_ops.cut_binary_cross_entropy(
+        **GOOD, vocab_size=np.int64(10), label_smoothing=np.float32(0.5),
+        tiles=cutbce_ops.TileConfig(np.int64(2), np.int32(3)),
+    )  # fmt: skip
+    assert np.isfinite(loss)
+
+
+def test_an_empty_list_of_targets_is_all_padding():
+    got, want = (
+        cutbce_ops.cut_binary_cross_entropy(**GOOD | {"targets": targets})
+        for targets in (jnp.zeros((4, 0), jnp.int32), jnp.full((4, 2), -1))
+    )
+    assert float(got) == float(want)
 
 
 def test_numpy_arrays_are_accepted():

@@ -37,5 +37,6 @@ def test_totals_beyond_int32():
 
 
 def test_beta_must_be_positive():
-    with pytest.raises(ValueError, match="`beta` must be greater than 0; got 0"):
-        cutbce_ops.f_beta(COUNTS, 0)
+    for beta in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"`beta` must be finite and in \(0.0, 1000000.0\]"):
+            cutbce_ops.f_beta(COUNTS, beta)

@@ -85,6 +85,18 @@ def test_ranks_agree_with_top_k(seed: int, k: int):
     np.testing.assert_array_equal(ranks, want)
 
 
+def test_nan_is_the_lowest_score():
+    queries, table, _, _ = make()
+    table = table.at[5].set(jnp.nan)
+    queries = queries.at[2].set(jnp.nan)
+    targets = jnp.full((6, 1), 5)
+    ranks = cutbce_ops.cut_target_ranks(queries, table, targets)
+    assert ranks[0, 0] == 199  # every other row is better
+    _, rows = cutbce_ops.cut_top_k(queries, table, 200)
+    assert 5 not in rows[0, :199]
+    assert (rows[2] == -1).all()
+
+
 def test_bfloat16_tables_are_ranked_in_float32():
     queries, table, _, _ = make()
     half = table.astype(jnp.bfloat16)
@@ -98,7 +110,7 @@ def test_bfloat16_tables_are_ranked_in_float32():
     [
         ({"k": 0}, ValueError, r"`k` must lie in \[1, 200\], the size of the catalog; got 0"),
         ({"k": 201}, ValueError, r"`k` must lie in \[1, 200\].*got 201"),
-        ({"k": 2.0}, TypeError, "`k` must be a static Python int; got float"),
+        ({"k": 2.0}, TypeError, "`k` must be a static Python int.*got float"),
         ({"vocab_size": 201}, ValueError, r"`vocab_size` must lie in \[1, 200\]"),
         ({"exclude": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"`exclude`.*\[6, any\].*\(5, 2\)"),
         ({"exclude": jnp.zeros((6, 2))}, TypeError, "`exclude` must hold integer"),

@@ -123,7 +123,24 @@ def test_a_replicated_table_has_its_gradient_summed(mesh):
     assert ("all-reduce", 4096 * 32) in collectives
 
 
+@pytest.mark.parametrize("layout", [(None, "data"), ("data", "data")], ids=str)
+def test_unused_rows_may_hold_nan(mesh, layout):
+    problem = make_problem(Case(unused_rows=64))
+    embeddings = problem.embeddings.at[640:].set(jnp.nan)
+
+    def loss(activations, embeddings):
+        sharding = cutbce_ops.LossSharding(mesh, *layout)
+        return cutbce_ops.cut_binary_cross_entropy(
+            activations, embeddings, problem.targets, vocab_size=640, sharding=sharding
+        )
+
+    gradients = jax.jit(jax.grad(loss, (0, 1)))(problem.activations, embeddings)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
 def test_sharding_errors(mesh):
+    with pytest.raises(ValueError, match=r"`mesh` has explicit axes.*AxisType.Auto"):
+        cutbce_ops.LossSharding(jax.make_mesh((8,), ("data",)), "data")
     with pytest.raises(ValueError, match=r"`position_axes` names \['rows'\].*\('data', 'model'\)"):
         cutbce_ops.LossSharding(mesh, "rows", None)
     with pytest.raises(ValueError, match=r"`vocabulary_axes` repeats an axis"):

@@ -1,6 +1,7 @@
 """Trace-time checks; each error names the argument, what arrived and what is allowed."""
 
 import math
+import numbers
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,8 +11,25 @@ from jax import Array
 FLOAT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
+def require_array(name: str, array: Any) -> None:
+    """Raises TypeError unless `array` is a JAX or NumPy array."""
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise TypeError(f"`{name}` must be a JAX or NumPy array; got {type(array).__name__}.")
+
+
+def require_static_int(name: str, value: Any) -> int:
+    """Returns `value` as int; raises TypeError unless it is a Python or NumPy integer."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"`{name}` must be a static Python int, since it fixes shapes at trace time; "
+            f"got {type(value).__name__}."
+        )
+    return int(value)
+
+
 def require_float(name: str, array: Array) -> None:
-    """Raises TypeError unless `array` holds float32, bfloat16 or float16."""
+    """Raises TypeError unless `array` is an array of float32, bfloat16 or float16."""
+    require_array(name, array)
     if array.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"`{name}` must be float32, bfloat16 or float16; got dtype {array.dtype}. "
@@ -20,7 +38,8 @@ def require_float(name: str, array: Array) -> None:
 
 
 def require_integer(name: str, array: Array) -> None:
-    """Raises TypeError unless `array` holds integers."""
+    """Raises TypeError unless `array` is an array of integers."""
+    require_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
             f"`{name}` must hold integer table rows (int32); got dtype {array.dtype}. "
@@ -45,23 +64,20 @@ def require_number(
     name: str, value: Any, low: float, high: float, *, low_is_allowed: bool = True
 ) -> None:
     """Raises unless `value` is a plain number with low <= value <= high (low < value if asked)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a Python number; got {type(value).__name__}.")
-    too_low = value < low or (value == low and not low_is_allowed)
-    if too_low or value > high or math.isnan(value):
+    number = float(value)
+    too_low = number < low or (number == low and not low_is_allowed)
+    if too_low or number > high or not math.isfinite(number):
         bracket = "[" if low_is_allowed else "("
-        raise ValueError(f"`{name}` must lie in {bracket}{low}, {high}]; got {value}.")
+        raise ValueError(f"`{name}` must be finite and in {bracket}{low}, {high}]; got {value}.")
 
 
 def resolve_vocab_size(vocab_size: int | None, num_rows: int) -> int:
     """Returns the number of table rows in use: `vocab_size`, or every row when it is None."""
     if vocab_size is None:
         return num_rows
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int):
-        raise TypeError(
-            "`vocab_size` must be a static Python int, since it fixes the sweep at trace time; "
-            f"got {type(vocab_size).__name__}."
-        )
+    vocab_size = require_static_int("vocab_size", vocab_size)
     if not 1 <= vocab_size <= num_rows:
         raise ValueError(
             f"`vocab_size` must lie in [1, {num_rows}], the rows of `embeddings`; got {vocab_size}."

@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from cutbce_ops._src import checks
+
+MAX_BETA = 1e6  # beyond it F-beta is recall, and its square leaves the range of float32
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +83,14 @@ def f_beta(counts: ConfusionCounts, beta: float = 1.0) -> Array:
 
     Args:
       counts: counts of any shape; they are summed first.
-      beta: how many times recall counts as much as precision; above 0.
+      beta: how many times recall counts as much as precision; above 0, at most 1e6.
 
     Returns:
       `[]` float32; 0 when nothing is predicted and there is no target.
 
     Raises:
-      ValueError: `beta` is not above 0.
+      ValueError: `beta` is outside its range.
     """
-    if not beta > 0:
-        raise ValueError(f"`beta` must be greater than 0; got {beta}.")
+    checks.require_number("beta", beta, 0.0, MAX_BETA, low_is_allowed=False)
     weighted_tp = (1 + beta**2) * _total(counts.tp)
     return _ratio(weighted_tp, weighted_tp + beta**2 * _total(counts.fn) + _total(counts.fp))

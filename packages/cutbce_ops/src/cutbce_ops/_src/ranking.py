@@ -1,7 +1,7 @@
 """Full-catalog ranking without a `[Q, V]` matrix: top-k and the ranks of given targets.
 
 The table is swept in blocks of rows. Products are always full float32 ("highest"), because a rank
-is exact or it is nothing. Of equal scores the lower row comes first.
+is exact or it is nothing. Of equal scores the lower row comes first; NaN is the lowest score.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def cut_top_k(
 
     Returns:
       Scores `[Q, k]` float32, descending, and rows `[Q, k]` int32. Where fewer than `k` rows
-      remain after exclusion, scores end in -inf and rows in -1.
+      remain after exclusion, scores end in -inf and rows in -1; a score that is NaN counts as -inf.
 
     Raises:
       ValueError: `k` exceeds the catalog, or shapes differ.
@@ -54,8 +54,7 @@ def cut_top_k(
     """
     vocab_size, exclude = _check(queries, embeddings, bias, exclude, vocab_size)
     queries, embeddings = jnp.asarray(queries), jnp.asarray(embeddings)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"`k` must be a static Python int; got {type(k).__name__}.")
+    k = checks.require_static_int("k", k)
     if not 1 <= k <= vocab_size:
         raise ValueError(f"`k` must lie in [1, {vocab_size}], the size of the catalog; got {k}.")
     num_queries = queries.shape[0]
@@ -90,8 +89,8 @@ def cut_target_ranks(
     """Rank of each target among all rows, 0 for the best: what Hit@k, NDCG@k and MRR need.
 
     A rank is the number of rows, not excluded, that score higher than the target, or equally high
-    from a lower row. The table is swept twice, first for the scores of the targets, so that a
-    target is compared with scores that were rounded like its own.
+    from a lower row; a score that is NaN is the lowest. The table is swept twice, first for the
+    scores of the targets, so that a target is compared with scores that were rounded like its own.
 
     Args:
       queries: `[Q, D]` float.
@@ -169,7 +168,8 @@ def _for_each_block(visit: Callable, state, queries: Array, embeddings: Array,
             column = jnp.where((column >= 0) & (column < num_rows), column, num_rows)
             query = jnp.arange(queries.shape[0])[:, None]
             scores = scores.at[query, column].set(-jnp.inf, mode="drop")
-        return visit(state, start, scores)
+        # NaN is neither above nor below anything: left alone it would win every comparison.
+        return visit(state, start, jnp.where(jnp.isnan(scores), -jnp.inf, scores))
 
     bias = None if bias is None else jnp.asarray(bias)
     state = lax.fori_loop(

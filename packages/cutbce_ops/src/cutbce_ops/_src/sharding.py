@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 AxisNames = str | tuple[str, ...] | None
 
@@ -26,7 +26,8 @@ class LossSharding:
       over `vocabulary_axes`.
 
     Attributes:
-      mesh: `jax.sharding.Mesh`, or an `AbstractMesh` when compiling for absent devices.
+      mesh: `jax.sharding.Mesh` with `AxisType.Auto` axes (`jax.make_mesh` makes explicit ones by
+        default), or an `AbstractMesh` when compiling for absent devices.
       position_axes: axis name, tuple of names or None (positions replicated).
       vocabulary_axes: axis name, tuple of names or None (table replicated).
     """
@@ -46,6 +47,12 @@ class LossSharding:
                 )
             if len(set(axes)) != len(axes):
                 raise ValueError(f"`{name}` repeats an axis: {axes}.")
+        types = set(self.mesh.axis_types)
+        if AxisType.Explicit in types:
+            raise ValueError(
+                "`mesh` has explicit axes, which the loss does not support yet; make it with "
+                "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * num_axes)."
+            )
 
     @property
     def position_names(self) -> tuple[str, ...]:

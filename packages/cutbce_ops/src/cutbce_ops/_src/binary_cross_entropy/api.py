@@ -76,13 +76,14 @@ def cut_binary_cross_entropy(
       targets: `[..., L]` integer table rows. Rows outside `[0, vocab_size)` (so also -1) are
         padding; a row repeated in one position's list counts once.
       position_weights: `[...]` float or bool, None for ones. A total of zero gives loss 0 and
-        zero gradients.
+        zero gradients. Activations of weight 0 must still be finite.
       bias: `[V]` float, added to the logits.
       vocab_size: rows in use; the rest of the table is padding that contributes nothing.
       label_smoothing: in [0, 1]; targets become `1 - s/2` and `s/2`, as in Keras.
       pos_weight: positive factor on the part of the loss that the (soft) target selects, as in
         PyTorch; None for 1.
-      sharding: layout over a device mesh, see `LossSharding`.
+      sharding: layout over a device mesh, see `LossSharding`. Inside your own `jax.shard_map`
+        leave it None and call `shard_map` with `check_vma=False`.
       gradient_mode: "fused" takes loss and gradients from one sweep and keeps the gradients
         (`[T, D]` and `[V, D]` float32) until the backward pass; "recompute" keeps nothing and
         sweeps again. "auto" is "fused".
@@ -201,6 +202,8 @@ def _loss_and_forward(
         position_weights = jnp.ones(shape, jnp.float32)
     position_weights = jnp.asarray(position_weights)
     checks.require_shape("position_weights", position_weights, shape, "`activations`")
+    if jnp.issubdtype(position_weights.dtype, jnp.complexfloating):
+        raise TypeError(f"`position_weights` must be real; got dtype {position_weights.dtype}.")
     weights = mean_weights(position_weights.reshape(-1).astype(jnp.float32))
     if gradient_mode == "recompute":
         forward = per_position_loss(static, *primals)
@@ -234,7 +237,7 @@ def _prepare(activations, embeddings, targets, bias, vocab_size, label_smoothing
     )
     flat_activations = activations.reshape(-1, activations.shape[-1])
     flat_targets = checks.rows_or_padding(targets, config.vocab_size)
-    flat_targets = flat_targets.reshape(-1, targets.shape[-1])
+    flat_targets = flat_targets.reshape(flat_activations.shape[0], targets.shape[-1])
     return Static(config, sharding, with_counts), (flat_activations, embeddings, bias, flat_targets)
 
 

@@ -174,6 +174,7 @@ def _sweep_rows(chunks: _PositionChunks, embeddings: Array, bias: Array | None,
     in_catalog = None  # [num_rows] bool
     if vocab_offset is not None:
         in_catalog = vocab_offset + start + jnp.arange(num_rows) < config.vocab_size
+        rows = jnp.where(in_catalog[:, None], rows, 0)  # padding rows may hold anything, even NaN
     tile = partial(_tile, rows, row_bias, in_catalog, config, wanted)
     dim = rows.shape[1]
     d_rows = jnp.zeros((num_rows, dim), jnp.float32) if wanted.gradients else None

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+import numpy as np
+
 Implementation = Literal["xla"]
 GradientMode = Literal["auto", "fused", "recompute"]
 Precision = Literal["default", "bfloat16", "highest"]
@@ -31,7 +33,8 @@ class TileConfig:
     def __post_init__(self) -> None:
         for name in ("block_t", "block_v"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not is_integer or value < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1; got {value!r}.")
 
 
