@@ -1,6 +1,8 @@
 """Outputs appear complete or not at all."""
 
+import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,19 @@ def test_parent_that_is_a_file(tmp_path):
         atomic_folder(tmp_path / "file" / "out"),
     ):
         raise AssertionError("must not be reached")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError("4096 requested and 512 written"),
+        ValueError("UNKNOWN: write failed: No space left on device"),
+    ],
+)
+@pytest.mark.parametrize("kind", [atomic_file, atomic_folder])
+def test_a_full_disk_names_the_output(tmp_path, kind, error):
+    message = f"^cannot write {re.escape(str(tmp_path / 'out'))}: No space left on device$"
+    with pytest.raises(OSError, match=message), kind(tmp_path / "out"):
+        raise error
+    assert not list(tmp_path.iterdir())

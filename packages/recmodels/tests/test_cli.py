@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from train_cases import chain_store, finished_run
@@ -107,3 +110,38 @@ def test_divergence_in_the_last_update_is_status_1(tmp_path, capsys):
     assert printed.err.splitlines()[-1].startswith("error: step 1: the parameters are not finite")
     assert not printed.out
     assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("recmodels 0.")
+
+
+def test_a_closed_pipe_is_silent():
+    command = [
+        sys.executable,
+        "-c",
+        "from recmodels._src.cli import main; raise SystemExit(main())",
+    ]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*command, "recipes"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_full_disk_is_one_line_and_status_1(tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise ValueError("UNKNOWN: writing d/1: No space left on device [tensorstore]")
+
+    store = chain_store(tmp_path / "store")
+    command = ["train", "--recipe", "sasrec-demo", "--data", str(store.path), *_TINY]
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
+    assert main([*command, "--out", str(tmp_path / "run")]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    checkpoint = tmp_path / "run" / "checkpoints" / "2"
+    assert last == f"error: cannot write {checkpoint}: No space left on device"

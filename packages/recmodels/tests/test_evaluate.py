@@ -64,7 +64,7 @@ def test_no_run_no_checkpoint_no_store(tmp_path):
     with pytest.raises(UserError, match="has no complete checkpoint yet"):
         evaluate(tmp_path)
     (tmp_path / "config.json").write_text(config.replace(str(store.path), str(tmp_path / "gone")))
-    with pytest.raises(UserError, match="gone is not a sequence store"):
+    with pytest.raises(UserError, match=r"gone is not a sequence store; .* with --data"):
         evaluate(tmp_path)
 
 

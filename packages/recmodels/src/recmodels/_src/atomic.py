@@ -5,6 +5,7 @@ renamed. A reader therefore never meets half a file, whatever kills the writer.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -32,6 +33,37 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         raise UserError(f"{path} cannot be written: {blocker} is a file, not a folder")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Gives a full disk one form, whichever library meets it: an `OSError` that names `path`.
+
+    Args:
+      path: the output that is written in the block.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _reason_if_full(error)
+        if reason is None:
+            raise
+        raise OSError(f"cannot write {path}: {reason}") from error
+
+
+def _reason_if_full(error: Exception) -> str | None:
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return error.strerror
+    # Orbax and Polars put the system's words into errors of their own; NumPy counts items instead.
+    no_space, text = os.strerror(errno.ENOSPC), str(error)
+    by_numpy = isinstance(error, OSError) and "requested and" in text and "written" in text
+    return no_space if by_numpy or no_space in text else None
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary path that becomes the file `path` when the block succeeds.
@@ -45,15 +77,17 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
       UserError: `path` exists and `overwrite` is false.
+      OSError: the disk is full or cannot be written.
     """
     check_output(path, overwrite=overwrite)
     temporary = _sibling(path, "tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        with writing(path):
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -74,6 +108,7 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
       UserError: `path` exists and `overwrite` is false.
+      OSError: the disk is full or cannot be written.
     """
     check_output(path, overwrite=overwrite)
     temporary = _sibling(path, "tmp")
@@ -81,12 +116,13 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
-        for entry in sorted(temporary.rglob("*")):
-            _sync(entry)
-        _sync(temporary)
-        _swap_in(temporary, path)
-        _sync(path.parent)
+        with writing(path):
+            yield temporary
+            for entry in sorted(temporary.rglob("*")):
+                _sync(entry)
+            _sync(temporary)
+            _swap_in(temporary, path)
+            _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

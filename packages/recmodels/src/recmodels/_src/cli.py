@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -13,6 +14,7 @@ from recmodels._src.evaluate import evaluate
 from recmodels._src.plan import CompilerFailedError, plan
 from recmodels._src.recipe import RECIPES, Recipe, get_recipe
 from recmodels._src.train.loop import train
+from recmodels._src.train.run_directory import installed_version
 
 _EXIT_USER_ERROR, _EXIT_FAILURE, _EXIT_INTERRUPTED = 2, 1, 130
 
@@ -33,9 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns 0, 1 (it failed), 2 (the caller's mistake) or 130 (interrupted)."""
     try:
         parsed = _parser().parse_args(arguments)
-        return parsed.run(parsed) or 0
+        status = parsed.run(parsed) or 0
+        sys.stdout.flush()
+        return status
     except UserError as error:
         return _fail(error, _EXIT_USER_ERROR)
+    except BrokenPipeError:
+        # The reader has seen enough; Python's own flush at exit must not fail on it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_FAILURE
     except (TrainingDivergedError, CompilerFailedError, OSError) as error:
         return _fail(error, _EXIT_FAILURE)
     except KeyboardInterrupt:
@@ -53,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Prepare interactions, train and evaluate sequential recommenders.",
         epilog="example:\n  recmodels train --recipe sasrec-demo --data STORE --out RUN",
     )
+    version = f"%(prog)s {installed_version('recmodels')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     add_prepare_parser(commands)
     for add in (_add_recipes, _add_train, _add_evaluate, _add_plan):

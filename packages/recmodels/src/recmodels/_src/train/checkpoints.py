@@ -8,6 +8,7 @@ import grain
 import jax
 import orbax.checkpoint as ocp
 
+from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
 from recmodels._src.train.step import TrainState
 
@@ -40,12 +41,12 @@ class Checkpoints:
 
     def save(self, state: TrainState, data: Iterator[Any]) -> None:
         """Saves the state and the position of the data iterator under the state's step."""
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(data)
-            ),
+        step = int(state.step)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(data)
         )
+        with writing(Path(self._manager.directory) / str(step)):
+            self._manager.save(step, args=args)
 
     def restore_state(self, like: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
         """The newest state, placed by `sharding`; `like` gives structure, shapes and dtypes."""

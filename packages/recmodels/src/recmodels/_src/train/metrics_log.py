@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
 
 
@@ -19,7 +20,7 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: Path, resumed_step: int) -> None:
-        path = run_dir / "metrics.jsonl"
+        self._path = path = run_dir / "metrics.jsonl"
         _truncate(path, resumed_step)
         self._file = path.open("a", encoding="utf-8")
         # purge_step makes TensorBoard hide what an interrupted run wrote past its checkpoint.
@@ -28,7 +29,8 @@ class MetricsLog:
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records `values` of a split ("train", "dev", "test") after `step` steps."""
         record = {"step": step, "split": split, **values}
-        self._file.write(json.dumps(record) + "\n")
+        with writing(self._path):
+            self._file.write(json.dumps(record) + "\n")
         self.write_board(step, split, values)
 
     def write_board(self, step: int, split: str, values: Mapping[str, float]) -> None:
@@ -38,8 +40,9 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Puts all records on disk; call it before the checkpoint that covers them is written."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._board.flush()
 
     def close(self) -> None:

@@ -127,8 +127,15 @@ class RunDirectory:
 
     def open_store(self, store: str | Path | SequenceStore | None) -> SequenceStore:
         """The store of this run, from `store` or else from where it was in training."""
+        if store is None:
+            store = Path(self.store["path"])
+            if not (store / "meta.json").is_file():
+                raise UserError(
+                    f"{store} is not a sequence store; if the store of {self.path} was moved, pass "
+                    "its new place with --data."
+                )
         if not isinstance(store, SequenceStore):
-            store = SequenceStore.open(self.store["path"] if store is None else store)
+            store = SequenceStore.open(store)
         if store.digest != self.store["digest"]:
             raise UserError(f"{store.path} is not the store that {self.path} was trained on.")
         return store
@@ -170,7 +177,7 @@ class RunDirectory:
             "version": VERSION,
             "recipe": self.recipe.to_dict(),
             "store": self.store,
-            "versions": {name: _version(name) for name in _VERSIONED_PACKAGES},
+            "versions": {name: installed_version(name) for name in _VERSIONED_PACKAGES},
         }
 
     def _remove_leftovers(self) -> None:
@@ -213,7 +220,8 @@ def _visible(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
