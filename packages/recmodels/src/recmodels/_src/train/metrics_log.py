@@ -70,12 +70,17 @@ def _parse(line: bytes, number: int, path: Path) -> dict:
         record = json.loads(line)
     except ValueError:
         record = None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    if not is_record or "split" not in record or (record["split"] == "train") != ("loss" in record):
+    if not isinstance(record, dict) or not _is_record(record):
         raise UserError(
             f"line {number} of {path} is damaged; remove that line to go on without it."
         )
     return record
+
+
+def _is_record(record: dict) -> bool:
+    if type(record.get("step")) is not int or "split" not in record:
+        return False
+    return (record["split"] == "train") == ("loss" in record)
 
 
 def _truncate(path: Path, last_step: int) -> None:
