@@ -70,17 +70,14 @@ def _parse(line: bytes, number: int, path: Path) -> dict:
         record = json.loads(line)
     except ValueError:
         record = None
-    if not isinstance(record, dict) or not _is_record(record):
-        raise UserError(
-            f"line {number} of {path} is damaged; remove that line to go on without it."
-        )
-    return record
-
-
-def _is_record(record: dict) -> bool:
-    if type(record.get("step")) is not int or "split" not in record:
-        return False
-    return (record["split"] == "train") == ("loss" in record)
+    if (
+        isinstance(record, dict)
+        and type(record.get("step")) is int
+        and "split" in record
+        and (record["split"] == "train") == ("loss" in record)
+    ):
+        return record
+    raise UserError(f"line {number} of {path} is damaged; remove that line to go on without it.")
 
 
 def _truncate(path: Path, last_step: int) -> None:
