@@ -108,7 +108,7 @@ def cut_target_ranks(
       ValueError: shapes differ.
       TypeError: a dtype is wrong.
 
-    Memory: O(Q (block L)) beyond the inputs, with blocks of 16,384 rows.
+    Memory: O(Q (block + L)) beyond the inputs, with blocks of 16,384 rows.
 
     Example:
       >>> import jax.numpy as jnp, cutbce_ops

@@ -166,9 +166,6 @@ def _add_plan(commands: Any) -> None:
     _add_recipe_options(parser, positional=True)
     parser.add_argument("--topology", required=True, metavar="SLICE", help="such as v6e:2x4")
     parser.add_argument("--num-items", required=True, type=int, metavar="N", help="catalog size")
-    parser.add_argument(
-        "--table", choices=("replicated",), default="replicated", help="where the item table lives"
-    )
 
 
 def _run_plan(parsed: argparse.Namespace) -> None:
