@@ -11,13 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from cutbce_ops._src.binary_cross_entropy.chunked_xla import (
-    Sweep,
-    Wanted,
-    matmul_operand,
-    softplus,
-)
+from cutbce_ops._src.binary_cross_entropy.chunked_xla import matmul_operand, softplus
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 
 
 @jax.tree_util.register_dataclass

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from cutbce_ops._src.binary_cross_entropy.chunked_xla import Sweep, Wanted, dense_sweep
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from cutbce_ops._src.binary_cross_entropy.dispatch import dense_sweep
 from cutbce_ops._src.binary_cross_entropy.positives import (
     CorrectedSweep,
     correct_for_targets,
     distinct_targets,
 )
+from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 from cutbce_ops._src.sharding import LossSharding
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from cutbce_ops._src.binary_cross_entropy import sharded
-from cutbce_ops._src.binary_cross_entropy.chunked_xla import Sweep, Wanted
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.positives import CorrectedSweep
+from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 from cutbce_ops._src.metrics import ConfusionCounts
 from cutbce_ops._src.sharding import LossSharding
 
