@@ -41,7 +41,7 @@ GOOD = {
         ({"pos_weight": jnp.ones(10)}, TypeError, "`pos_weight` must be a Python number"),
         ({"gradient_mode": "fast"}, ValueError, "`gradient_mode` must be one of 'auto', 'fused'"),
         ({"precision": "float8"}, ValueError, "`precision` must be one of"),
-        ({"implementation": "cuda"}, ValueError, "`implementation` must be one of None, 'xla'"),
+        ({"implementation": "cuda"}, ValueError, "`implementation` must be one of None, 'mosaic_tpu', 'xla', 'gpu'"),
         ({"tiles": (8, 8)}, TypeError, "`tiles` must be a TileConfig"),
         ({"sharding": "data"}, TypeError, "`sharding` must be a LossSharding"),
     ],

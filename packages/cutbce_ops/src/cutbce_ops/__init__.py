@@ -16,6 +16,7 @@ from cutbce_ops._src.binary_cross_entropy.api import (
 )
 from cutbce_ops._src.binary_cross_entropy.config import TileConfig as TileConfig
 from cutbce_ops._src.metrics import ConfusionCounts as ConfusionCounts
+from cutbce_ops._src.metrics import auc_pr as auc_pr
 from cutbce_ops._src.metrics import binary_accuracy as binary_accuracy
 from cutbce_ops._src.metrics import f_beta as f_beta
 from cutbce_ops._src.metrics import precision as precision

@@ -9,14 +9,12 @@ from jax import Array, lax
 from cutbce_ops._src import checks
 from cutbce_ops._src.binary_cross_entropy.config import (
     GRADIENT_MODES,
-    PRECISIONS,
     GradientMode,
     Implementation,
-    PointwiseLoss,
     Precision,
-    SweepConfig,
     TileConfig,
 )
+from cutbce_ops._src.binary_cross_entropy.options import Options, as_thresholds
 from cutbce_ops._src.binary_cross_entropy.vjp import (
     Forward,
     Static,
@@ -36,7 +34,7 @@ class BinaryCrossEntropyOutput:
     Attributes:
       loss: `[]` float32, weighted mean over positions.
       per_position: `[...]` float32, mean over the vocabulary for each position, unweighted.
-      counts: int32 confusion counts `[...]` for each position.
+      counts: int32 confusion counts `[...]` for each position; `[..., K]` for K thresholds.
     """
 
     loss: Array
@@ -54,6 +52,9 @@ def cut_binary_cross_entropy(
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     pos_weight: float | None = None,
+    focal_gamma: float = 0.0,
+    logit_scale: float | Array | None = None,
+    logit_cap: float | None = None,
     sharding: LossSharding | None = None,
     gradient_mode: GradientMode = "auto",
     precision: Precision = "default",
@@ -62,13 +63,17 @@ def cut_binary_cross_entropy(
 ) -> Array:
     """Exact binary cross-entropy over the whole vocabulary, without storing logits.
 
-    With `z = activations @ embeddings.T + bias` and softplus(x) = log(1 + e^x),
+    With `z = logit_scale * activations @ embeddings.T + bias` and softplus(x) = log(1 + e^x),
 
         loss_t = (sum_v softplus(z_tv) - sum_{v in targets(t)} z_tv) / V
         loss   = sum_t w_t loss_t / sum_t w_t
 
     which equals Keras' `binary_crossentropy(multi_hot, z, from_logits=True)`, averaged with the
-    weights. `z`, the multi-hot targets and the derivative by `z` exist one tile at a time.
+    weights. `z`, the multi-hot targets and the derivative by `z` exist one tile at a time. With
+    the options for the loss of one logit, labels y = 1 - s/2 or s/2 (smoothing s), positive weight
+    w, focal gamma g and cap c, that loss is, for x = c tanh(z / c) and p = sigmoid(x),
+
+        (y (1 - p) + (1 - y) p)^g (w y softplus(-x) + (1 - y) softplus(x))
 
     Args:
       activations: `[..., D]` float32, bfloat16 or float16.
@@ -82,6 +87,11 @@ def cut_binary_cross_entropy(
       label_smoothing: in [0, 1]; targets become `1 - s/2` and `s/2`, as in Keras.
       pos_weight: positive factor on the part of the loss that the (soft) target selects, as in
         PyTorch; None for 1.
+      focal_gamma: at least 0; items that are already on the right side count less, as in Keras'
+        `BinaryFocalCrossentropy`. 0 for none.
+      logit_scale: factor of the dot products (not of the bias): a number above 0, or a `[]` float
+        array, which receives a gradient. The scaled activations are rounded to their dtype.
+      logit_cap: number above 0 that bounds the logits smoothly to (-c, c); None for no bound.
       sharding: layout over a device mesh, see `LossSharding`. Inside your own `jax.shard_map`
         leave it None and call `shard_map` with `check_vma=False`.
       gradient_mode: "fused" takes loss and gradients from one sweep and keeps the gradients
@@ -90,7 +100,8 @@ def cut_binary_cross_entropy(
       precision: of the matrix products, always accumulated in float32. "default" takes the
         operands as they are (a TPU then multiplies float32 in bfloat16), "bfloat16" rounds them
         first, "highest" asks for full float32 products on every backend.
-      implementation: None for the best available, or "xla".
+      implementation: None for the best available, or "mosaic_tpu", "xla" or "gpu", which run or
+        fail but never fall back.
       tiles: size of the tile of logits, None for the platform's default.
 
     Returns:
@@ -99,6 +110,7 @@ def cut_binary_cross_entropy(
     Raises:
       ValueError: a shape or an option is inconsistent.
       TypeError: a dtype is wrong.
+      NotImplementedError: the chosen implementation cannot run this case.
 
     Memory: O(T D + V D + block_t block_v) beyond the inputs.
 
@@ -110,10 +122,13 @@ def cut_binary_cross_entropy(
       >>> round(float(loss), 4)  # every probability is 1/2: log 2
       0.6931
     """
-    loss, _ = _loss_and_forward(
-        activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
-        pos_weight, sharding, gradient_mode, precision, implementation, tiles, with_counts=False,
+    options = Options(
+        vocab_size, label_smoothing, logit_scale, logit_cap, sharding, precision, implementation,
+        tiles, pos_weight, focal_gamma,
     )  # fmt: skip
+    loss, _ = _loss_and_forward(
+        activations, embeddings, targets, position_weights, bias, gradient_mode, options
+    )
     return loss
 
 
@@ -127,7 +142,11 @@ def cut_binary_cross_entropy_with_aux(
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     pos_weight: float | None = None,
+    focal_gamma: float = 0.0,
+    logit_scale: float | Array | None = None,
+    logit_cap: float | None = None,
     sharding: LossSharding | None = None,
+    thresholds: float | tuple[float, ...] = 0.5,
     gradient_mode: GradientMode = "auto",
     precision: Precision = "default",
     implementation: Implementation | None = None,
@@ -136,25 +155,32 @@ def cut_binary_cross_entropy_with_aux(
     """`cut_binary_cross_entropy` with the loss per position and confusion counts from the sweep.
 
     Made for `jax.value_and_grad(..., has_aux=True)`. The arguments, errors and memory are those of
-    `cut_binary_cross_entropy`.
+    `cut_binary_cross_entropy`, and `thresholds`: the probability in (0, 1) above which an item
+    counts as predicted, or a tuple of K strictly increasing ones, all counted in the same sweep.
 
     Returns:
       The loss, `[]` float32, and a `BinaryCrossEntropyOutput` through which no gradient flows.
     """
-    loss, forward = _loss_and_forward(
-        activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
-        pos_weight, sharding, gradient_mode, precision, implementation, tiles, with_counts=True,
+    options = Options(
+        vocab_size, label_smoothing, logit_scale, logit_cap, sharding, precision, implementation,
+        tiles, pos_weight, focal_gamma, as_thresholds(thresholds),
     )  # fmt: skip
+    loss, forward = _loss_and_forward(
+        activations, embeddings, targets, position_weights, bias, gradient_mode, options
+    )
     shape = activations.shape[:-1]
     counts = forward.counts
     assert counts is not None
     if position_weights is not None:
-        is_counted = jnp.reshape(position_weights, (-1,)) != 0
+        is_counted = jnp.reshape(position_weights, (-1, 1)) != 0
         counts = jax.tree.map(lambda count: jnp.where(is_counted, count, 0), counts)
+    kept = options.thresholds if isinstance(thresholds, tuple) else options.thresholds[0]
+    counts_shape = (*shape, len(kept)) if isinstance(kept, tuple) else shape
+    counts = jax.tree.map(lambda count: count.reshape(counts_shape), counts)
     output = BinaryCrossEntropyOutput(
         loss=loss,
         per_position=forward.per_position.reshape(shape),
-        counts=jax.tree.map(lambda count: count.reshape(shape), counts),
+        counts=dataclasses.replace(counts, thresholds=kept),
     )
     return loss, lax.stop_gradient(output)
 
@@ -168,6 +194,9 @@ def cut_binary_cross_entropy_per_position(
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     pos_weight: float | None = None,
+    focal_gamma: float = 0.0,
+    logit_scale: float | Array | None = None,
+    logit_cap: float | None = None,
     sharding: LossSharding | None = None,
     precision: Precision = "default",
     implementation: Implementation | None = None,
@@ -181,22 +210,25 @@ def cut_binary_cross_entropy_per_position(
     Returns:
       `[...]` float32, the leading shape of `activations`; mean over the vocabulary.
     """
-    static, primals = _prepare(
-        activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight, sharding,
-        precision, implementation, tiles, with_counts=False,
+    options = Options(
+        vocab_size, label_smoothing, logit_scale, logit_cap, sharding, precision, implementation,
+        tiles, pos_weight, focal_gamma,
     )  # fmt: skip
+    static, primals = _prepare(activations, embeddings, targets, bias, options)
     return per_position_loss(static, *primals).per_position.reshape(activations.shape[:-1])
 
 
 def _loss_and_forward(
-    activations, embeddings, targets, position_weights, bias, vocab_size, label_smoothing,
-    pos_weight, sharding, gradient_mode, precision, implementation, tiles, *, with_counts: bool
-) -> tuple[Array, Forward]:  # fmt: skip
+    activations: Array,
+    embeddings: Array,
+    targets: Array,
+    position_weights: Array | None,
+    bias: Array | None,
+    gradient_mode: GradientMode,
+    options: Options,
+) -> tuple[Array, Forward]:
     checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
-    static, primals = _prepare(
-        activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight, sharding,
-        precision, implementation, tiles, with_counts=with_counts,
-    )  # fmt: skip
+    static, primals = _prepare(activations, embeddings, targets, bias, options)
     shape = activations.shape[:-1]
     if position_weights is None:
         position_weights = jnp.ones(shape, jnp.float32)
@@ -211,34 +243,19 @@ def _loss_and_forward(
     return fused_loss(static, *primals, weights)
 
 
-def _prepare(activations, embeddings, targets, bias, vocab_size, label_smoothing, pos_weight,
-             sharding, precision, implementation, tiles, *, with_counts: bool
-             ) -> tuple[Static, tuple]:  # fmt: skip
+def _prepare(
+    activations: Array, embeddings: Array, targets: Array, bias: Array | None, options: Options
+) -> tuple[Static, tuple]:
     """Checks every argument and flattens the leading axes to positions."""
     _check_arrays(activations, embeddings, targets, bias)
     activations, embeddings = jnp.asarray(activations), jnp.asarray(embeddings)
     bias = None if bias is None else jnp.asarray(bias)
-    checks.require_choice("precision", precision, PRECISIONS)
-    checks.require_choice("implementation", implementation, (None, "xla"))
-    checks.require_number("label_smoothing", label_smoothing, 0.0, 1.0)
-    pos_weight = 1.0 if pos_weight is None else pos_weight
-    checks.require_number("pos_weight", pos_weight, 0.0, float("inf"), low_is_allowed=False)
-    if tiles is not None and not isinstance(tiles, TileConfig):
-        raise TypeError(f"`tiles` must be a TileConfig or None; got {type(tiles).__name__}.")
-    if sharding is not None and not isinstance(sharding, LossSharding):
-        raise TypeError(
-            f"`sharding` must be a LossSharding or None; got {type(sharding).__name__}."
-        )
-    config = SweepConfig(
-        vocab_size=checks.resolve_vocab_size(vocab_size, embeddings.shape[0]),
-        pointwise=PointwiseLoss.create(float(label_smoothing), float(pos_weight)),
-        precision=precision,
-        tiles=tiles,
-    )
-    flat_activations = activations.reshape(-1, activations.shape[-1])
+    config = options.sweep_config(embeddings.shape[0])
+    flat_activations = options.scaled(activations).reshape(-1, activations.shape[-1])
     flat_targets = checks.rows_or_padding(targets, config.vocab_size)
     flat_targets = flat_targets.reshape(flat_activations.shape[0], targets.shape[-1])
-    return Static(config, sharding, with_counts), (flat_activations, embeddings, bias, flat_targets)
+    static = Static(config, options.sharding, with_counts=options.thresholds is not None)
+    return static, (flat_activations, embeddings, bias, flat_targets)
 
 
 def _check_arrays(activations: Array, embeddings: Array, targets: Array, bias: Array | None):

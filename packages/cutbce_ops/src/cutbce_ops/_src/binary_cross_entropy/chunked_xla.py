@@ -2,7 +2,8 @@
 
 For every tile x = activations @ rows.T the loss, the counts and both gradients are formed while
 the tile exists, and nothing of size [T, V] or [num_blocks, T, D] is ever stored. All items count
-as negatives here; `positives.py` corrects the few that are targets.
+as negatives here; `positives.py` corrects the few that are targets, and `linear_term.py` adds what
+label smoothing and positive weights do to every item.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig, TileConfig, default_tiles
+from cutbce_ops._src.binary_cross_entropy.products import matmul, matmul_operand
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 
 
@@ -33,7 +35,7 @@ def dense_sweep(
       activations: `[T, D]` float.
       embeddings: `[V, D]` float; this device's rows.
       bias: `[V]` float, or None.
-      d_per_position: `[T]` float32, derivative of the final loss by `Sweep.loss`; needed for
+      d_per_position: `[T]` float32, factor of `sweep_function`'s derivatives; needed for
         gradients only.
       vocab_offset: `[]` int32, global number of row 0 of `embeddings`; None when this is the
         whole table, which needs no mask.
@@ -61,7 +63,7 @@ def _swept(tiles: TileConfig, config: SweepConfig, wanted: Wanted, activations: 
         num_rows = min(num_rows, config.vocab_size)
     block_v = min(tiles.block_v, num_rows)
     sweep_rows = partial(_sweep_rows, chunks, embeddings, bias, vocab_offset, config, wanted)
-    state = _zero_state(chunks, embeddings, bias, wanted)
+    state = _zero_state(chunks, embeddings, bias, config, wanted)
     state = lax.fori_loop(
         0, num_rows // block_v, lambda i, state: sweep_rows(state, i * block_v, block_v), state
     )
@@ -100,25 +102,12 @@ class _PositionChunks:
         return cls(cut(operand), cut(weighted.astype(operand.dtype)), cut(d_per_position))
 
 
-def matmul_operand(array: Array, config: SweepConfig) -> Array:
-    """Casts an operand of the products to the dtype that `precision` asks for."""
-    if config.precision == "bfloat16":
-        return array.astype(jnp.bfloat16)
-    return array.astype(jnp.float32) if config.precision == "highest" else array
-
-
-def matmul(config: SweepConfig, left: Array, right: Array, contract: tuple[int, int]) -> Array:
-    """Product over the two given axes, accumulated in float32."""
-    precision = lax.Precision.HIGHEST if config.precision == "highest" else lax.Precision.DEFAULT
-    dtype = jnp.promote_types(left.dtype, right.dtype)
-    return lax.dot_general(
-        left.astype(dtype), right.astype(dtype), (((contract[0],), (contract[1],)), ((), ())),
-        precision=precision, preferred_element_type=jnp.float32,
-    )  # fmt: skip
-
-
 def _zero_state(
-    chunks: _PositionChunks, embeddings: Array, bias: Array | None, wanted: Wanted
+    chunks: _PositionChunks,
+    embeddings: Array,
+    bias: Array | None,
+    config: SweepConfig,
+    wanted: Wanted,
 ) -> Sweep:
     num_chunks, block_t, dim = chunks.activations.shape
     num_rows = embeddings.shape[0]
@@ -128,7 +117,9 @@ def _zero_state(
 
     return Sweep(
         loss=zeros(wanted.loss, (num_chunks, block_t)),
-        num_predicted=zeros(wanted.counts, (num_chunks, block_t), jnp.int32),
+        num_predicted=zeros(
+            wanted.counts, (num_chunks, block_t, len(config.logit_thresholds)), jnp.int32
+        ),
         d_activations=zeros(wanted.gradients, (num_chunks, block_t, dim)),
         d_embeddings=zeros(wanted.gradients, (num_rows, dim)),
         d_bias=zeros(wanted.gradients and bias is not None, (num_rows,)),
@@ -167,18 +158,13 @@ def _tile(rows: Array, row_bias: Array | None, in_catalog: Array | None, config:
     logits = matmul(config, chunk.activations, rows, (1, 1))
     if row_bias is not None:
         logits = logits + row_bias.astype(jnp.float32)[None, :]
-    probabilities = jnp.reciprocal(1 + jnp.exp(-logits))  # relatively exact down to 1e-38
+    losses, d_logits = config.pointwise.sweep_function(logits)
     loss = num_predicted = d_activations = None
     if wanted.loss:
-        loss = _masked(_loss(logits, probabilities, config), in_catalog).sum(axis=1)
+        loss = _masked(losses, in_catalog).sum(axis=1)
     if wanted.counts:
-        predicted = logits > 0
-        if in_catalog is not None:
-            predicted = predicted & in_catalog[None, :]
-        num_predicted = predicted.sum(axis=1, dtype=jnp.int32)
+        num_predicted = _num_above(logits, in_catalog, config.logit_thresholds)
     if wanted.gradients:
-        slope, label = config.pointwise.negative_slope, config.pointwise.negative_label
-        d_logits = _affine(probabilities, slope, label)
         d_logits = _masked(d_logits, in_catalog)
         operand = d_logits.astype(chunk.activations.dtype)
         d_activations = matmul(config, operand, rows, (1, 0))
@@ -189,25 +175,16 @@ def _tile(rows: Array, row_bias: Array | None, in_catalog: Array | None, config:
     return (d_rows, d_row_bias), (loss, num_predicted, d_activations)
 
 
-def softplus(logits: Array, probabilities: Array) -> Array:
-    """log(1 + e^x) from x and p = sigmoid(x), with one logarithm and no cancellation.
+def _num_above(logits: Array, in_catalog: Array | None, thresholds: tuple[float, ...]) -> Array:
+    """`[T, K]` int32, logits of a position above each threshold."""
 
-    For x < 0 it is -log1p(-p), relatively exact since p is; for x >= 0 it is x - log(p), where
-    1 - p is exact and the result at least log 2.
-    """
-    return jnp.maximum(logits, 0) - jnp.log1p(-jnp.minimum(probabilities, 1 - probabilities))
+    def count(threshold: float) -> Array:
+        is_above = logits > threshold
+        if in_catalog is not None:
+            is_above = is_above & in_catalog[None, :]
+        return is_above.sum(axis=1, dtype=jnp.int32)
 
-
-def _loss(logits: Array, probabilities: Array, config: SweepConfig) -> Array:
-    slope, label = config.pointwise.negative_slope, config.pointwise.negative_label
-    loss = softplus(logits, probabilities)
-    loss = loss if slope == 1 else slope * loss
-    return loss if label == 0 else loss - label * logits
-
-
-def _affine(probabilities: Array, slope: float, label: float) -> Array:
-    scaled = probabilities if slope == 1 else slope * probabilities
-    return scaled if label == 0 else scaled - label
+    return jnp.stack([count(threshold) for threshold in thresholds], axis=1)
 
 
 def _masked(values: Array, in_catalog: Array | None) -> Array:

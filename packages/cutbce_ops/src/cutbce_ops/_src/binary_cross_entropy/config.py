@@ -1,14 +1,17 @@
-"""Static options of the operator: tile sizes, precision, and the pointwise loss."""
+"""Static options of the operator: tile sizes, precision, and what a sweep needs to know."""
 
 import dataclasses
 from typing import Literal
 
 import numpy as np
 
-Implementation = Literal["xla"]
+from cutbce_ops._src.binary_cross_entropy.pointwise import PointwiseLoss
+
+Implementation = Literal["mosaic_tpu", "xla", "gpu"]
 GradientMode = Literal["auto", "fused", "recompute"]
 Precision = Literal["default", "bfloat16", "highest"]
 
+IMPLEMENTATIONS = ("mosaic_tpu", "xla", "gpu")
 GRADIENT_MODES = ("auto", "fused", "recompute")
 PRECISIONS = ("default", "bfloat16", "highest")
 # The CPU tile stays in the cache of a core; measured on 2 cores at T=512..12,800, D=64..128. Not
@@ -46,37 +49,6 @@ def default_tiles(platform: Literal["cpu", "accelerator"]) -> TileConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PointwiseLoss:
-    """Cross-entropy of one logit x as `slope * softplus(x) - label * x`, for each kind of logit.
-
-    Every choice of label smoothing s and positive weight w has this form: with the soft label y
-    (1 - s/2 at a positive, s/2 elsewhere) and w applied to the part of the loss that y selects,
-
-        w y softplus(-x) + (1 - y) softplus(x) = (1 + (w - 1) y) softplus(x) - w y x.
-
-    Attributes:
-      negative_slope, negative_label: coefficients at every item that is no target.
-      positive_slope, positive_label: coefficients at a target.
-    """
-
-    negative_slope: float
-    negative_label: float
-    positive_slope: float
-    positive_label: float
-
-    @classmethod
-    def create(cls, label_smoothing: float, pos_weight: float) -> "PointwiseLoss":
-        """Builds the coefficients from the two user-facing options."""
-        negative, positive = label_smoothing / 2, 1 - label_smoothing / 2
-        return cls(
-            negative_slope=1 + (pos_weight - 1) * negative,
-            negative_label=pos_weight * negative,
-            positive_slope=1 + (pos_weight - 1) * positive,
-            positive_label=pos_weight * positive,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Everything static about one sweep over the table.
 
@@ -85,9 +57,13 @@ class SweepConfig:
       pointwise: the loss of one logit.
       precision: see `cut_binary_cross_entropy`.
       tiles: tile sizes, or None for the platform's default.
+      implementation: what the caller asked for; None leaves the choice to `dispatch.py`.
+      logit_thresholds: a sweep that counts does so above each of them; raw logits, ascending.
     """
 
     vocab_size: int
     pointwise: PointwiseLoss
     precision: Precision
     tiles: TileConfig | None
+    implementation: Implementation | None = None
+    logit_thresholds: tuple[float, ...] = (0.0,)

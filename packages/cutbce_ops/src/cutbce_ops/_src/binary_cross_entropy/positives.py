@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from cutbce_ops._src.binary_cross_entropy.chunked_xla import matmul_operand, softplus
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from cutbce_ops._src.binary_cross_entropy.products import matmul_operand
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 
 
@@ -24,7 +24,7 @@ class CorrectedSweep:
     Attributes:
       sweep: the corrected sums and gradients.
       num_targets: `[T]` int32, distinct targets inside the catalog; None without counts.
-      num_hit: `[T]` int32, those with a positive logit; None without counts.
+      num_hit: `[T, K]` int32, those with a logit above each threshold; None without counts.
     """
 
     sweep: Sweep
@@ -54,7 +54,7 @@ def correct_for_targets(
     """Adds, for each target, its loss and gradient as a positive less those as a negative.
 
     Args:
-      sweep: result of `dense_sweep` on the same arguments.
+      sweep: result of `dense_sweep` on the same arguments, with its linear term.
       activations: `[T, D]` float.
       embeddings: `[V, D]` float.
       bias: `[V]` float or None.
@@ -63,13 +63,11 @@ def correct_for_targets(
       config: static options.
       wanted: which results to correct.
     """
-    pointwise = config.pointwise
-    slope = pointwise.positive_slope - pointwise.negative_slope
-    label = pointwise.positive_label - pointwise.negative_label
     operand = matmul_operand(activations, config).astype(jnp.float32)
+    thresholds = jnp.asarray(config.logit_thresholds, jnp.float32)
     counts = None
     if wanted.counts:
-        counts = (jnp.zeros_like(sweep.num_predicted), jnp.zeros_like(sweep.num_predicted))
+        counts = (jnp.zeros(activations.shape[:1], jnp.int32), jnp.zeros_like(sweep.num_predicted))
 
     def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
         sweep, counts = state
@@ -79,18 +77,16 @@ def correct_for_targets(
         logits = jnp.sum(operand * vectors, axis=1)
         if bias is not None:
             logits = logits + bias[row].astype(jnp.float32)
-        probabilities = jnp.reciprocal(1 + jnp.exp(-logits))
+        loss, d_logits = config.pointwise.correction(logits)
         if wanted.loss:
-            loss = slope * softplus(logits, probabilities) - label * logits
             loss = sweep.loss + jnp.where(is_target, loss, 0)
             sweep = dataclasses.replace(sweep, loss=loss)
         if wanted.counts:
-            is_hit = is_target & (logits > 0)
+            is_hit = is_target[:, None] & (logits[:, None] > thresholds[None, :])
             counts = (counts[0] + is_target.astype(jnp.int32), counts[1] + is_hit.astype(jnp.int32))
         if wanted.gradients:
             assert d_per_position is not None
-            d_logits = (slope * probabilities - label) * d_per_position
-            d_logits = jnp.where(is_target, d_logits, 0)
+            d_logits = jnp.where(is_target, d_logits * d_per_position, 0)
             sweep = _add_gradients(sweep, row, d_logits, operand, vectors)
         return (sweep, counts), None
 

@@ -77,10 +77,8 @@ def sweep(
 def _local(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
            d_per_position: Array | None, vocab_offset: Array | None, config: SweepConfig,
            wanted: Wanted) -> CorrectedSweep:  # fmt: skip
-    dense = dense_sweep(
-        activations, embeddings, bias, slope_cotangent(d_per_position, config), vocab_offset, config,
-        wanted,
-    )  # fmt: skip
+    factor = slope_cotangent(d_per_position, config)
+    dense = dense_sweep(activations, embeddings, bias, factor, vocab_offset, config, wanted)
     dense = add_linear_term(
         dense, activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
     )

@@ -15,7 +15,7 @@ class Sweep:
 
     Attributes:
       loss: `[T]` float32, sum over the vocabulary of the loss (not yet divided by V).
-      num_predicted: `[T]` int32, items with a positive logit.
+      num_predicted: `[T, K]` int32, items with a logit above each of K `config.logit_thresholds`.
       d_activations: `[T, D]` float32.
       d_embeddings: `[V, D]` float32.
       d_bias: `[V]` float32.

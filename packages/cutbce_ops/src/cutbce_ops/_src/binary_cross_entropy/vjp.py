@@ -27,7 +27,7 @@ class Static:
     Attributes:
       config: options of the sweep.
       sharding: mesh layout or None.
-      with_counts: whether the forward sweep also counts.
+      with_counts: whether the forward sweep also counts, above `config.logit_thresholds`.
     """
 
     config: SweepConfig
@@ -42,7 +42,7 @@ class Forward:
 
     Attributes:
       per_position: `[T]` float32, mean loss over the vocabulary.
-      counts: confusion counts `[T]`, or None when `with_counts` is off.
+      counts: confusion counts `[T, K]`, or None when `with_counts` is off.
     """
 
     per_position: Array
@@ -64,9 +64,9 @@ def _forward(static: Static, swept: CorrectedSweep) -> Forward:
     per_position = swept.sweep.loss / vocab_size
     if not static.with_counts:
         return Forward(per_position, None)
-    tp, num_targets = swept.num_hit, swept.num_targets
-    # Target logits are computed apart from the sweep: one that rounds across 0 must not make
-    # fp negative.
+    tp, num_targets = swept.num_hit, swept.num_targets[:, None]
+    # Target logits are computed apart from the sweep: one that rounds across a threshold must not
+    # make fp negative.
     fp = jnp.maximum(swept.sweep.num_predicted - tp, 0)
     fn = num_targets - tp
     return Forward(per_position, ConfusionCounts(tp, fp, fn, vocab_size - tp - fp - fn))
