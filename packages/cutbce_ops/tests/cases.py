@@ -25,6 +25,9 @@ class Case:
     unused_rows: int = 0
     label_smoothing: float = 0.0
     pos_weight: float | None = None
+    focal_gamma: float = 0.0
+    scale_option: float | None = None  # the operator's `logit_scale`; above is the data's
+    logit_cap: float | None = None
 
     @property
     def name(self) -> str:
@@ -59,6 +62,10 @@ CASES = [
     Case(label_smoothing=0.1),
     Case(pos_weight=5.0),
     Case(label_smoothing=0.3, pos_weight=2.5, bias=True, weights="random", unused_rows=3),
+    Case(focal_gamma=2.0, weights="random"),
+    Case(focal_gamma=0.5, label_smoothing=0.2, pos_weight=2.5, bias=True, unused_rows=37),
+    Case(logit_cap=3.0, scale_option=2.0, bias=True),  # scaled by a power of 2: no rounding
+    Case(logit_cap=30.0, focal_gamma=1.5, mean_logit=-14.0),
 ]
 
 
@@ -78,6 +85,9 @@ class Problem:
             "vocab_size": case.vocab_size if case.unused_rows else None,
             "label_smoothing": case.label_smoothing,
             "pos_weight": case.pos_weight,
+            "focal_gamma": case.focal_gamma,
+            "logit_scale": case.scale_option,
+            "logit_cap": case.logit_cap,
             "tiles": cutbce_ops.TileConfig(*case.tiles),
         } | changes
 
@@ -89,6 +99,9 @@ class Problem:
             "vocab_size": case.vocab_size,
             "label_smoothing": case.label_smoothing,
             "pos_weight": case.pos_weight or 1.0,
+            "focal_gamma": case.focal_gamma,
+            "scale": case.scale_option or 1.0,
+            "cap": case.logit_cap,
         }
 
 

@@ -13,7 +13,8 @@ class Truth:
     d_embeddings: np.ndarray
     d_bias: np.ndarray
     d_weights: np.ndarray
-    tp: np.ndarray
+    d_scale: float
+    tp: np.ndarray  # counts: [T], or [T, K] for a tuple of thresholds
     fp: np.ndarray
     fn: np.ndarray
     tn: np.ndarray
@@ -28,9 +29,38 @@ def multi_hot(targets: np.ndarray, vocab_size: int) -> np.ndarray:
     return labels
 
 
+def sigmoids(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """p and 1 - p, each tail from its own exponential, so that tiny ones keep their digits."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, small) / (1 + small), np.where(x >= 0, small, 1) / (1 + small)
+
+
+def pointwise_loss(x, y, pos_weight=1.0, focal_gamma=0.0):
+    """Loss of logits x with soft labels y, and its derivative by x."""
+    p, not_p = sigmoids(x)
+    log_terms = np.log1p(np.exp(-np.abs(x)))
+    positive, negative = np.maximum(-x, 0) + log_terms, np.maximum(x, 0) + log_terms
+    loss = pos_weight * y * positive + (1 - y) * negative
+    d_loss = -pos_weight * y * not_p + (1 - y) * p
+    if focal_gamma:
+        miss = y * not_p + (1 - y) * p
+        d_miss = (1 - 2 * y) * p * not_p
+        d_loss = (
+            miss**focal_gamma * d_loss + focal_gamma * miss ** (focal_gamma - 1) * d_miss * loss
+        )
+        loss = miss**focal_gamma * loss
+    return loss, d_loss
+
+
+def capped(z: np.ndarray, cap: float | None):
+    """c tanh(z / c) and its derivative."""
+    return (z, np.ones_like(z)) if cap is None else (cap * np.tanh(z / cap), np.cosh(z / cap) ** -2)
+
+
 def binary_cross_entropy(
     activations, embeddings, targets, *, weights=None, bias=None, vocab_size=None,
-    label_smoothing=0.0, pos_weight=1.0, chunk=32,
+    label_smoothing=0.0, pos_weight=1.0, focal_gamma=0.0, scale=1.0, cap=None, thresholds=0.5,
+    chunk=32,
 ) -> Truth:  # fmt: skip
     a, e = np.asarray(activations, np.float64), np.asarray(embeddings, np.float64)
     num_positions, num_rows = len(a), len(e)
@@ -39,31 +69,30 @@ def binary_cross_entropy(
     w = np.ones(num_positions) if weights is None else np.asarray(weights, np.float64)
     mean_w = w / w.sum() if w.sum() else np.zeros_like(w)
     per_position = np.zeros(num_positions)
-    d_a, d_e, d_b = np.zeros_like(a), np.zeros_like(e), np.zeros(num_rows)
-    counts = np.zeros((4, num_positions), np.int64)
+    d_a, d_e, d_b, d_scale = np.zeros_like(a), np.zeros_like(e), np.zeros(num_rows), 0.0
+    counts = np.zeros((4, num_positions, *np.shape(thresholds)), np.int64)
     for start in range(0, num_positions, chunk):
         part = slice(start, start + chunk)
-        x = a[part] @ e[:v].T + b[:v]
+        dots = a[part] @ e[:v].T
+        x, d_cap = capped(scale * dots + b[:v], cap)
         hot = multi_hot(np.asarray(targets)[part], v)
         y = hot * (1 - label_smoothing) + label_smoothing / 2
-        # Both tails in their own exponential, so that tiny probabilities keep their digits.
-        small = np.exp(-np.abs(x))
-        softplus = np.maximum(x, 0) + np.log1p(small)
-        per_position[part] = (pos_weight * y * (softplus - x) + (1 - y) * softplus).mean(axis=1)
-        p = np.where(x >= 0, 1, small) / (1 + small)
-        not_p = np.where(x >= 0, small, 1) / (1 + small)
-        d_x = (-pos_weight * y * not_p + (1 - y) * p) * mean_w[part, None] / v
-        d_a[part] = d_x @ e[:v]
-        d_e[:v] += d_x.T @ a[part]
-        d_b[:v] += d_x.sum(axis=0)
-        predicted = x > 0
-        counts[0, part] = (predicted & (hot > 0)).sum(axis=1)
-        counts[1, part] = (predicted & (hot == 0)).sum(axis=1)
-        counts[2, part] = (~predicted & (hot > 0)).sum(axis=1)
-        counts[3, part] = (~predicted & (hot == 0)).sum(axis=1)
+        loss, d_x = pointwise_loss(x, y, pos_weight, focal_gamma)
+        per_position[part] = loss.mean(axis=1)
+        d_z = d_x * d_cap * mean_w[part, None] / v
+        d_a[part] = scale * d_z @ e[:v]
+        d_e[:v] += scale * d_z.T @ a[part]
+        d_b[:v] += d_z.sum(axis=0)
+        d_scale += (d_z * dots).sum()
+        predicted = np.moveaxis(np.greater.outer(sigmoids(x)[0], thresholds), 1, -1)
+        is_hot = (hot > 0).reshape(*hot.shape[:1], *(1,) * np.ndim(thresholds), v)
+        for kind, chosen in enumerate(
+            (predicted & is_hot, predicted & ~is_hot, ~predicted & is_hot, ~predicted & ~is_hot)
+        ):
+            counts[kind, part] = chosen.sum(axis=-1)
     loss = float((mean_w * per_position).sum())
     d_w = (per_position - loss) / w.sum() if w.sum() else np.zeros_like(w)
-    return Truth(loss, per_position, d_a, d_e, d_b, d_w, *counts)
+    return Truth(loss, per_position, d_a, d_e, d_b, d_w, d_scale, *counts)
 
 
 def scores(queries, embeddings, bias=None, exclude=None, vocab_size=None) -> np.ndarray:

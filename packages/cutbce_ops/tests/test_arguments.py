@@ -41,7 +41,13 @@ GOOD = {
         ({"pos_weight": jnp.ones(10)}, TypeError, "`pos_weight` must be a Python number"),
         ({"gradient_mode": "fast"}, ValueError, "`gradient_mode` must be one of 'auto', 'fused'"),
         ({"precision": "float8"}, ValueError, "`precision` must be one of"),
-        ({"implementation": "cuda"}, ValueError, "`implementation` must be one of None, 'mosaic_tpu', 'xla', 'gpu'"),
+        ({"implementation": "cuda"}, ValueError,
+         "`implementation` must be one of None, 'mosaic_tpu', 'xla', 'gpu'; got 'cuda'"),
+        ({"focal_gamma": -1.0}, ValueError, r"`focal_gamma` must be finite and in \[0.0, inf\]"),
+        ({"logit_cap": 0.0}, ValueError, r"`logit_cap` must be finite and in \(0.0, inf\]; got 0"),
+        ({"logit_scale": -2.0}, ValueError, r"`logit_scale` must be finite and in \(0.0, inf\]"),
+        ({"logit_scale": jnp.ones(3)}, ValueError, r"`logit_scale` must have shape \(\).*\(3,\)"),
+        ({"logit_scale": jnp.int32(2)}, TypeError, "`logit_scale` must be float32.*int32"),
         ({"tiles": (8, 8)}, TypeError, "`tiles` must be a TileConfig"),
         ({"sharding": "data"}, TypeError, "`sharding` must be a LossSharding"),
     ],
@@ -49,6 +55,12 @@ GOOD = {
 def test_errors(changes, error, message):
     with pytest.raises(error, match=message):
         cutbce_ops.cut_binary_cross_entropy(**GOOD | changes)
+
+
+@pytest.mark.parametrize("thresholds", [0.0, 1.0, (0.5, 0.5), (0.7, 0.2), (), None, "half"])
+def test_thresholds(thresholds):
+    with pytest.raises((ValueError, TypeError), match="`thresholds` must be"):
+        cutbce_ops.cut_binary_cross_entropy_with_aux(**GOOD, thresholds=thresholds)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True])
@@ -65,7 +77,7 @@ def test_every_allowed_option_runs(options):
 
 def test_numpy_numbers_are_accepted():
     loss = cutbce_ops.cut_binary_cross_entropy(
-        **GOOD, vocab_size=np.int64(10), label_smoothing=np.float32(0.5),
+        **GOOD, vocab_size=np.int64(10), label_smoothing=np.float32(0.5), logit_scale=np.float64(2),
         tiles=cutbce_ops.TileConfig(np.int64(2), np.int32(3)),
     )  # fmt: skip
     assert np.isfinite(loss)

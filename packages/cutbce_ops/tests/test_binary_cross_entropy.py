@@ -13,6 +13,7 @@ from tolerances import assert_close, relative_l2
 import cutbce_ops
 
 MODES = ("fused", "recompute")
+THRESHOLDS = (0.04, 0.5, 0.97)  # the outer two lie beyond a logit cap of 3
 
 
 def value_and_gradients(problem: Problem, **options):
@@ -37,11 +38,14 @@ def is_rare(case: Case) -> str:
     return "gradient_rare" if case.mean_logit < -10 else "gradient"
 
 
+# Recomputing is the derivative of the per-position loss, which runs every case by itself below.
+COMBINATIONS = [(case, dtype, "fused") for case in CASES for dtype in ("float32", "bfloat16")]
+COMBINATIONS += [(case, "float32", "recompute") for case in CASES if case.weights != "none"]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "mode"),
-    [("float32", "fused"), ("float32", "recompute"), ("bfloat16", "fused")],
+    ("case", "dtype", "mode"), COMBINATIONS, ids=lambda value: getattr(value, "name", value)
 )
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_loss_and_gradients_match_float64(case: Case, dtype: str, mode: str):
     problem = make_problem(case, dtype)
     loss, gradients = value_and_gradients(problem, gradient_mode=mode)
@@ -84,16 +88,21 @@ def test_counts_are_exact(case: Case):
     problem = make_problem(case)
     loss, output = cutbce_ops.cut_binary_cross_entropy_with_aux(
         problem.activations, problem.embeddings, problem.targets,
-        position_weights=problem.weights, **problem.options(),
+        position_weights=problem.weights, thresholds=THRESHOLDS, **problem.options(),
     )  # fmt: skip
-    truth = truth_of(problem)
+    truth = oracle.binary_cross_entropy(
+        problem.activations, problem.embeddings, problem.targets, thresholds=THRESHOLDS,
+        **problem.oracle_options(),
+    )  # fmt: skip
+    assert output.counts.thresholds == THRESHOLDS
     is_counted = np.ones(case.num_positions, int)
     if problem.weights is not None:
         is_counted = np.asarray(problem.weights != 0).astype(int)
     for name in ("tp", "fp", "fn", "tn"):
         got = getattr(output.counts, name)
         assert got.dtype == jnp.int32
-        np.testing.assert_array_equal(got, getattr(truth, name) * is_counted, err_msg=name)
+        want = getattr(truth, name) * is_counted[:, None]
+        np.testing.assert_array_equal(got, want, err_msg=name)
     assert float(loss) == float(output.loss)
     assert_close(output.per_position, truth.per_position, "float32", "per_position")
 
@@ -112,6 +121,38 @@ def test_gradient_by_position_weights(mode: str):
     want = truth_of(problem).d_weights
     # A difference of nearly equal losses: absolute accuracy is that of the losses.
     np.testing.assert_allclose(gradient, want, atol=2e-8)
+
+
+def test_one_threshold_gives_one_count_per_position():
+    problem = make_problem(Case(num_positions=6))
+    shaped = (problem.activations.reshape(2, 3, 16), problem.embeddings,
+              problem.targets.reshape(2, 3, 8))  # fmt: skip
+    one, several = (
+        cutbce_ops.cut_binary_cross_entropy_with_aux(*shaped, thresholds=thresholds)[1].counts
+        for thresholds in (0.3, (0.3, 0.6))
+    )
+    assert one.thresholds == 0.3
+    assert one.tp.shape == (2, 3)
+    assert several.tp.shape == (2, 3, 2)
+    for name in ("tp", "fp", "fn", "tn"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(several, name)[..., 0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logit_scale_can_be_learned(mode: str):
+    case = Case(bias=True, scale_option=1.7, logit_cap=4.0, weights="random")
+    problem = make_problem(case)
+
+    def loss(scale):
+        return cutbce_ops.cut_binary_cross_entropy(
+            problem.activations, problem.embeddings, problem.targets, gradient_mode=mode,
+            position_weights=problem.weights, **problem.options(logit_scale=scale),
+        )  # fmt: skip
+
+    value, gradient = jax.value_and_grad(loss)(jnp.float32(1.7))
+    truth = truth_of(problem)
+    assert_close(value, truth.loss, "float32", "loss")
+    assert_close(gradient, truth.d_scale, "float32", "gradient")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -178,8 +219,9 @@ def test_zero_activations_give_log_two_whatever_the_targets():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("logit", [1e4, -1e4])
-def test_extreme_logits_stay_finite(logit: float, mode: str):
-    problem = make_problem(Case(dim=1, num_targets=2), seed=1)
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_extreme_logits_stay_finite(logit: float, gamma: float, mode: str):
+    problem = make_problem(Case(dim=1, num_targets=2, focal_gamma=gamma), seed=1)
     problem = Problem(
         problem.case, jnp.full((24, 1), 100.0), jnp.full((640, 1), logit / 100), problem.targets,
         None, None,
