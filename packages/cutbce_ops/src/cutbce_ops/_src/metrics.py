@@ -140,7 +140,7 @@ def auc_pr(counts: ConfusionCounts) -> Array:
       >>> tp, fp = jnp.array([4, 3]), jnp.array([6, 0])
       >>> counts = cutbce_ops.ConfusionCounts(tp, fp, 4 - tp, 90 - fp, thresholds=(0.1, 0.6))
       >>> round(float(cutbce_ops.auc_pr(counts)), 4)
-      0.8684
+      0.8963
     """
     if not isinstance(counts.thresholds, tuple) or len(counts.thresholds) < 2:
         raise ValueError(
