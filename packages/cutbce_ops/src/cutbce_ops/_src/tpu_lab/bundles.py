@@ -20,7 +20,7 @@ _MOVE = re.compile(r"(%s\w+) = smov (?:\(!?%p\w+\), )?(%s\w+|-?\d+)")
 _STEP = re.compile(r"(%s\w+) = sadd\.s32 (\d+), (%s\w+)")
 _NAME = re.compile(r"entry bundle: %?([\w.\-]+) =")
 # Of a grid loop's trips two fill and drain the pipeline around the steps of the grid.
-_PIPELINE_MARK = "/* iteration index, stage"
+_PIPELINE_MARK = "iteration index, stage"
 _PIPELINE_EXTRA_TRIPS = 2
 _DELAY_SLOTS = 6  # at most; they follow a branch and run before it is taken
 
@@ -183,9 +183,9 @@ def _trips(texts: Sequence[str], span: _Span, own: Sequence[int]) -> int | None:
     if len(exits) != 1:
         return None
     tested, bound = exits[0]
-    moves = {name: value for name, value in _MOVE.findall(text)}
+    moves = dict(_MOVE.findall(text))
     steps = {name: (int(step), start) for name, step, start in _STEP.findall(text)}
-    before = {name: value for t in texts[: span.first] for name, value in _MOVE.findall(t)}
+    before = dict(_MOVE.findall("\n".join(texts[: span.first])))
     for counter, first, following in _PHI.findall(text):
         following = _follow(following, moves)
         if following not in steps or tested not in {following, counter}:
@@ -229,9 +229,9 @@ def _skipped(texts: Sequence[str], spans: Sequence[_Span], owner: Sequence[int])
             # The widest branch is the pipeline's own: the body waits for the first block.
             jumps = sorted(jumps, key=lambda jump: jump[1] - jump[0])[:-1]
         for other, inner in enumerate(spans):
-            if inner.parent == index and other > 0:
-                if any(start < inner.first < end for start, end in jumps):
-                    skipped.add(other)
+            jumped = any(start < inner.first < end for start, end in jumps)
+            if jumped and inner.parent == index and other > 0:
+                skipped.add(other)
     for index, span in enumerate(spans):
         if span.parent in skipped:
             skipped.add(index)

@@ -151,7 +151,8 @@ class Compiler:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
-        assert pipe_in is not None and pipe_out is not None
+        assert pipe_in is not None
+        assert pipe_out is not None
         try:
             pipe_in.write(json.dumps(request) + "\n")
             pipe_in.flush()

@@ -1,10 +1,10 @@
-"""What goes wrong when the TPU compiler is asked: it is missing, it refuses, it runs out of memory."""
+"""What goes wrong: the TPU compiler is missing, or refuses, or runs out of memory."""
 
 INSTALL_LINE = 'pip install "cutbce-ops[tpu-lab]"'
 
 
 class TpuCompilerMissingError(ImportError):
-    """A package that the TPU lab needs is not installed; the message has the line that installs it."""
+    """A package that the TPU lab needs is missing; the message has the line that installs it."""
 
     def __init__(self, package: str) -> None:
         super().__init__(f"{package}, which the TPU lab needs, is not installed: {INSTALL_LINE}")

@@ -35,7 +35,8 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 _ALLOCATION = 'custom_call_target="AllocateBuffer"'
 _NO_TRAFFIC = frozenset({
     "bitcast", "call", "call-done", "call-start", "call-update", "collective-permute-done",
-    "conditional", "constant", "copy-done", "after-all", "async-done", "async-start", "async-update", "get-tuple-element",
+    "conditional", "constant", "copy-done", "after-all", "async-done", "async-start",
+    "async-update", "get-tuple-element",
     "optimization-barrier", "parameter", "partition-id", "replica-id", "tuple", "while",
 })  # fmt: skip
 
@@ -136,7 +137,7 @@ def summarize(
 def collectives(
     hlo_text: str, mesh_shape: Sequence[int] = (), axis_names: Sequence[str] = ()
 ) -> tuple[Collective, ...]:
-    """Collectives in optimised HLO text, alike ones together, the largest first.
+    r"""Collectives in optimised HLO text, alike ones together, the largest first.
 
     Args:
         hlo_text: `compiled.as_text()`.
@@ -149,9 +150,9 @@ def collectives(
     Example:
         >>> from cutbce_ops import tpu_lab
         >>> tpu_lab.collectives(
-        ...     "ENTRY %main (p: f32[8]) -> f32[32] {\\n"
-        ...     "  %p = f32[8] parameter(0)\\n"
-        ...     "  ROOT %all = f32[32] all-gather(%p), replica_groups={{0,1,2,3}}\\n}",
+        ...     "ENTRY %main (p: f32[8]) -> f32[32] {\n"
+        ...     "  %p = f32[8] parameter(0)\n"
+        ...     "  ROOT %all = f32[32] all-gather(%p), replica_groups={{0,1,2,3}}\n}",
         ...     (4,), ("data",),
         ... )[0].axes
         ('data',)

@@ -36,7 +36,7 @@ def check_name(topology: str) -> tuple[int, ...]:
 
 
 def describe(topology: str) -> Any:
-    """libtpu's description of the slice, with `devices`.
+    """What libtpu knows of the slice, with its `devices`.
 
     Raises:
         TpuCompilerMissingError: libtpu is not installed.
