@@ -1,10 +1,58 @@
 """Which implementation of the sweep runs: chosen by the platform a program is lowered for."""
 
-from jax import Array
+import dataclasses
+from functools import partial
 
-from cutbce_ops._src.binary_cross_entropy import chunked_xla
-from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from jax import Array, lax
+
+from cutbce_ops._src import hardware
+from cutbce_ops._src.binary_cross_entropy import chunked_xla, pallas_tpu
+from cutbce_ops._src.binary_cross_entropy.config import Implementation, SweepConfig
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An implementation, and why the others were not taken.
+
+    Attributes:
+      implementation: "mosaic_tpu", "xla" or "gpu".
+      refused: implementation to reason, for those that come before it in preference.
+    """
+
+    implementation: Implementation
+    refused: dict[str, str]
+
+    def __str__(self) -> str:
+        reasons = "".join(f"\n  not {name}: {why}" for name, why in self.refused.items())
+        return self.implementation + reasons
+
+
+def choose(
+    platform: str,
+    num_positions: int,
+    dim: int,
+    has_bias: bool,
+    config: SweepConfig,
+    wanted: Wanted,
+    chip: hardware.HardwareSpec,
+) -> Choice:
+    """What `implementation=None` runs on a platform: the TPU kernel where it fits, else XLA.
+
+    The GPU kernel has to be asked for: it has not been measured against XLA yet.
+    """
+    refused = {}
+    if platform != "tpu":
+        refused["mosaic_tpu"] = f"the program is for {platform}, not for a TPU"
+    else:
+        try:
+            pallas_tpu.plan_kernel(num_positions, dim, has_bias, config, wanted, chip)
+            return Choice("mosaic_tpu", refused)
+        except NotImplementedError as error:
+            refused["mosaic_tpu"] = str(error)
+    if platform in ("cuda", "rocm", "gpu"):
+        refused["gpu"] = "it has not been measured against XLA yet; ask for it by name"
+    return Choice("xla", refused)
 
 
 def dense_sweep(
@@ -19,7 +67,25 @@ def dense_sweep(
     """Sweeps all rows as negatives with the implementation that `config` asks for.
 
     Arguments and result are those of `chunked_xla.dense_sweep`.
+
+    Raises:
+      NotImplementedError: the implementation asked for by name cannot run the case.
     """
-    return chunked_xla.dense_sweep(
-        activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
-    )
+    arrays = (activations, embeddings, bias, d_per_position, vocab_offset)
+    xla = partial(chunked_xla.dense_sweep, config=config, wanted=wanted)
+    chip = hardware.target_tpu()
+    tpu = partial(pallas_tpu.sweep, config=config, wanted=wanted, hardware=chip)
+    if config.implementation == "mosaic_tpu":
+        return tpu(*arrays)
+    if config.implementation == "gpu":
+        from cutbce_ops._src.binary_cross_entropy import pallas_gpu
+
+        return pallas_gpu.sweep(*arrays, config, wanted)
+    if config.implementation == "xla" or not hardware.may_target_tpu():
+        return xla(*arrays)
+    on_tpu = choose("tpu", *activations.shape, bias is not None, config, wanted, chip)
+    if on_tpu.implementation == "xla":
+        return xla(*arrays)
+    if hardware.target_platform() == "tpu":
+        return tpu(*arrays)
+    return lax.platform_dependent(*arrays, tpu=tpu, default=xla)
