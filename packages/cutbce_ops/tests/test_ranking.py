@@ -1,5 +1,8 @@
 """Top-k and ranks against a full sort in float64."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -8,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cutbce_ops
-from cutbce_ops._src import ranking
+from cutbce_ops._src.ranking import blocks
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(ranking, "BLOCK_ROWS", 37)  # several blocks and a ragged last one
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 37)  # several blocks and a ragged last one
+    monkeypatch.setattr(blocks, "BLOCK_QUERIES", 4)  # and two chunks of queries
 
 
 def make(num_queries=6, vocab_size=200, dim=8, num_excluded=9, seed=0):
@@ -75,12 +79,17 @@ def test_ranks_equal_positions_in_a_full_sort(with_exclusion: bool):
     assert ranks.dtype == jnp.int32
 
 
+@functools.partial(jax.jit, static_argnums=4)
+def ranks_of_top_k(queries, table, bias, exclude, k):
+    _, rows = cutbce_ops.cut_top_k(queries, table, k, bias=bias, exclude=exclude)
+    return rows, cutbce_ops.cut_target_ranks(queries, table, rows, bias=bias, exclude=exclude)
+
+
 @settings(max_examples=5)
 @given(seed=st.integers(0, 50), k=st.sampled_from([1, 7, 60]))
 def test_ranks_agree_with_top_k(seed: int, k: int):
     queries, table, bias, exclude = make(vocab_size=60, seed=seed)
-    _, rows = cutbce_ops.cut_top_k(queries, table, k, bias=bias, exclude=exclude)
-    ranks = cutbce_ops.cut_target_ranks(queries, table, rows, bias=bias, exclude=exclude)
+    rows, ranks = ranks_of_top_k(queries, table, bias, exclude, k)
     want = np.where(np.asarray(rows) >= 0, np.arange(k)[None, :], -1)
     np.testing.assert_array_equal(ranks, want)
 
@@ -131,3 +140,11 @@ def test_target_ranks_errors():
         cutbce_ops.cut_target_ranks(queries, table, jnp.zeros((4, 2), jnp.int32))
     with pytest.raises(TypeError, match="`targets` must hold integer"):
         cutbce_ops.cut_target_ranks(queries, table, jnp.zeros((6, 2)))
+
+
+def test_excluded_rows_do_not_tie_with_a_nan_target():
+    queries, table, _, _ = make()
+    table = table.at[5].set(jnp.nan)
+    exclude = jnp.tile(jnp.arange(3), (6, 1))
+    ranks = cutbce_ops.cut_target_ranks(queries, table, jnp.full((6, 1), 5), exclude=exclude)
+    assert ranks[:, 0].tolist() == [196] * 6  # every other row that competes

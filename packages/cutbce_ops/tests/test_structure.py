@@ -91,3 +91,18 @@ def test_ranking_never_holds_all_scores():
         jaxpr = jax.make_jaxpr(function)(queries, table).jaxpr
         inner = [math.prod(shape) for shape in all_shapes(jaxpr)]
         assert max(inner) <= 64 * 16_384
+
+
+def test_many_queries_are_ranked_in_chunks():
+    """V = 10^7 and Q = 4096: 152 GiB of scores, of which 64 MiB exist at a time."""
+    table = jax.ShapeDtypeStruct((10_000_000, 64), jnp.bfloat16)
+    queries = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+    rows = jax.ShapeDtypeStruct((4096, 200), jnp.int32)
+    for function in (
+        lambda q, e, r: cutbce_ops.cut_top_k(q, e, 100, exclude=r),
+        lambda q, e, r: cutbce_ops.cut_target_ranks(q, e, r[:, :8], exclude=r),
+    ):
+        shapes = all_shapes(jax.make_jaxpr(function)(queries, table, rows).jaxpr)
+        assert max(math.prod(shape) for shape in shapes) <= 1024 * 16_384
+        memory = jax.jit(function).lower(queries, table, rows).compile().memory_analysis()
+        assert memory.temp_size_in_bytes <= 256 * 2**20

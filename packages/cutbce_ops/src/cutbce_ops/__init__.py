@@ -21,8 +21,8 @@ from cutbce_ops._src.metrics import binary_accuracy as binary_accuracy
 from cutbce_ops._src.metrics import f_beta as f_beta
 from cutbce_ops._src.metrics import precision as precision
 from cutbce_ops._src.metrics import recall as recall
-from cutbce_ops._src.ranking import cut_target_ranks as cut_target_ranks
-from cutbce_ops._src.ranking import cut_top_k as cut_top_k
+from cutbce_ops._src.ranking.api import cut_target_ranks as cut_target_ranks
+from cutbce_ops._src.ranking.api import cut_top_k as cut_top_k
 from cutbce_ops._src.sharding import LossSharding as LossSharding
 
 __version__ = _version("cutbce-ops")
