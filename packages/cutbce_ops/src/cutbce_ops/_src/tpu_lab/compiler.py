@@ -10,6 +10,8 @@ import tempfile
 from types import TracebackType
 from typing import Any, Self
 
+import jax
+
 from cutbce_ops._src.tpu_lab.bundles import Schedule, parse_schedule
 from cutbce_ops._src.tpu_lab.errors import DoesNotFitError, TpuCompileError
 from cutbce_ops._src.tpu_lab.program import Program
@@ -25,6 +27,7 @@ _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_LOG_DIR": "disabled",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache writes no schedule
 }
 
 
@@ -56,6 +59,7 @@ class Compiler:
         environment = os.environ | _ENVIRONMENT
         # The child finds the same packages, wherever this process found them.
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        environment["JAX_ENABLE_X64"] = str(jax.config.read("jax_enable_x64"))
         if schedule:
             flags = " ".join(DUMP_FLAGS).format(folder=self._dump)
             given = environment.get("LIBTPU_INIT_ARGS", "")

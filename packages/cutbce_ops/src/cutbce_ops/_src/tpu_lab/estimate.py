@@ -6,7 +6,8 @@ from typing import Any
 
 from cutbce_ops._src.tpu_lab.bundles import KernelLoop, Schedule, parse_schedule
 from cutbce_ops._src.tpu_lab.chips import Chip, chip
-from cutbce_ops._src.tpu_lab.hlo import Collective, HloSummary, KernelCall, XlaOperation, summarize
+from cutbce_ops._src.tpu_lab.collectives import Collective
+from cutbce_ops._src.tpu_lab.hlo import HloSummary, KernelCall, XlaOperation, summarize
 from cutbce_ops._src.tpu_lab.program import Program
 from cutbce_ops._src.tpu_lab.report import (
     CollectiveEstimate,

@@ -7,7 +7,7 @@ from typing import Any
 
 from cutbce_ops._src.tpu_lab.bundles import KernelLoop
 from cutbce_ops._src.tpu_lab.chips import Chip
-from cutbce_ops._src.tpu_lab.hlo import Collective
+from cutbce_ops._src.tpu_lab.collectives import Collective
 
 LABEL = "estimated by the TPU compiler, not run on a TPU"
 _MIB = 2**20

@@ -44,7 +44,7 @@ def compile_program(request: dict[str, Any]) -> dict[str, Any]:
     results = exported.out_shardings_jax(mesh) if exported.nr_devices > 1 else None
     step = jax.jit(exported.call, donate_argnums=request["donated"], out_shardings=results)
     compiled = step.lower(*arguments).compile()
-    pathlib.Path(request["hlo"]).write_text(compiled.as_text(), encoding="utf-8")
+    pathlib.Path(request["hlo"]).write_text(compiled.as_text() or "", encoding="utf-8")
     return {"memory": _memory(compiled)}
 
 
