@@ -25,12 +25,12 @@ BUNDLES = """\
    0x1 LB: > { %s8_s9 = sphi %s9_s9, %s7_s9 /* phi copy :: iteration index, stage = 0 */
  continued } /* Start region 101 :: Start region 25 */
    0x2   : > { %117 = sbr.rel (%p114_p2) target = $region28  ;;  %s5_s4 = smov (!%p114_p2), 0 }
-   0x3 LB: >> { %s6_s4 = sadd.s32 1, %s3_s4  ;;  %s3_s4 = sphi %s5_s4, %s6_s4 } /* Start region 79 */
+   0x3 LB: >> { %s6_s4 = sadd.s32 1, %s3_s4 ;;  %s3_s4 = sphi %s5_s4, %s6_s4 } /* Start region 79 */
    0x4   : >> { %p153_p4 = scmp.ge.s32.totalorder %s6_s4, 8 /* loop exit test */ }
    0x5   : > { %155 = sbr.rel (!%p153_p4) target = $region79 }
    0x6   : >> { %v1 = vadd %v0 } /* End region 79 */
    0x7   : > { %489 = sbr.rel (%p599_p5) target = $region39  ;;  %s2_s5 = smov (!%p599_p5), 8 }
-   0x8 LB: >> { %s1_s5 = sadd.s32 4, %s0_s5  ;;  %s0_s5 = sphi %s2_s5, %s1_s5 } /* Start region 90 */
+   0x8 LB: >> { %s1_s5 = sadd.s32 4, %s0_s5 ;;  %s0_s5 = sphi %s2_s5, %s1_s5 } /* Start region 90 */
    0x9   : >> { %p492_p6 = scmp.ge.s32.totalorder %s1_s5, 72 /* loop exit test */ }
    0xa   : >> { %494 = sbr.rel (!%p492_p6) target = $region90 }
    0xb PF: > { %s7_s9 = sadd.s32 1, %s8_s9 } /* Start/End empty region 39 :: Start region 28 */
@@ -86,7 +86,8 @@ condition=%condition, body=%body
 backend_config={"estimated_cycles":"9223372036854775807"}
   %dot = f32[8,128]{1,0:T(8,128)} fusion(%p), kind=kLoop, calls=%other, \
 backend_config={"estimated_cycles":"1000000000"}
-  ROOT %sum = f32[]{:T(128)S(6)} reduce(%p), dimensions={0}, backend_config={"estimated_cycles":"90"}
+  ROOT %sum = f32[]{:T(128)S(6)} reduce(%p), dimensions={0}, \
+backend_config={"estimated_cycles":"90"}
 }
 """
 ROW_BYTES = 8 * 128 * 4
@@ -209,7 +210,7 @@ def collective(line: str, *, before: str = ""):
 )
 def test_axes_of_replica_groups(groups: str, axes: tuple[str, ...], size: int):
     (found,) = collective(
-        f"%g = bf16[32,128]{{1,0:T(8,128)(2,1)}} all-gather(%p), replica_groups={groups}, dims={{0}}"
+        f"%g = bf16[32,128]{{1,0:T(8,128)(2,1)}} all-gather(%p), replica_groups={groups}"
     )
     assert (found.kind, found.axes, found.group_size) == ("all-gather", axes, size)
     assert (found.shape, found.num_bytes, found.count) == ("bf16[32,128]", 32 * 128 * 2, 1)
@@ -398,3 +399,12 @@ def test_missing_libtpu_gives_the_install_line(monkeypatch: pytest.MonkeyPatch):
 def test_the_package_does_not_load_the_lab():
     code = "import sys, cutbce_ops; sys.exit(any('tpu_lab' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_arguments_of_all_kinds():
+    program = lower(
+        lambda key, scale, x: jax.random.normal(key, (4,)) * scale + x["b"],
+        "v6e:1x1",
+        (jax.random.key(0), 2.0, {"b": jnp.ones(4)}),
+    )
+    assert program.mesh_shape == (1,)

@@ -65,7 +65,7 @@ class Compiler:
             given = environment.get("LIBTPU_INIT_ARGS", "")
             environment["LIBTPU_INIT_ARGS"] = f"{given} {flags}".strip()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cutbce_ops._src.tpu_lab.worker"],
+            [sys.executable, "-P", "-m", "cutbce_ops._src.tpu_lab.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

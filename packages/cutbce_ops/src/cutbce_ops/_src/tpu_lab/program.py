@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from cutbce_ops._src.tpu_lab.chips import mesh_for
@@ -40,11 +39,17 @@ def lower(
 ) -> Program:
     """Traces the function and lowers it for TPU; see `compile_for` for the arguments."""
     require("flatbuffers")  # jax.export writes with it
-    if in_shardings is not None:
-        args = _with_shardings(in_shardings, tuple(args), "in_shardings")
     leaves, tree = jax.tree.flatten(tuple(args))
-    mesh = mesh or _mesh_of(leaves, jax.tree.leaves(out_shardings))
-    shapes = [_shape(leaf, mesh) for leaf in leaves]
+    shapes = [_shape(leaf) for leaf in leaves]
+    if in_shardings is not None:
+        one_for_all = len(args) == 1 and not isinstance(in_shardings, tuple | list)
+        prefix = (in_shardings,) if one_for_all else tuple(in_shardings)
+        spread = _spread(prefix, tuple(args), "in_shardings")
+        shapes = [_laid_out(*pair) for pair in zip(shapes, spread, strict=True)]
+    mesh = mesh or _mesh_of(shapes, jax.tree.leaves(out_shardings))
+    if mesh is not None:
+        replicated = NamedSharding(mesh, PartitionSpec())
+        shapes = [one if one.sharding else _laid_out(one, replicated) for one in shapes]
 
     def flat(*arrays: Any) -> tuple[Any, ...]:
         return tuple(jax.tree.leaves(fn(*jax.tree.unflatten(tree, arrays))))
@@ -112,15 +117,19 @@ def _with_chip(topology: str, mesh: Mesh | AbstractMesh | None) -> AbstractMesh:
     )
 
 
-def _shape(leaf: Any, mesh: Mesh | AbstractMesh | None) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of an argument; on a mesh, without a sharding, replicated."""
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and, if it is laid out over a mesh, sharding of an argument."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
-        leaf = jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding):
-        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    on_mesh = sharding if isinstance(sharding, NamedSharding) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_mesh)
+
+
+def _laid_out(shape: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    if sharding is None:
+        return shape
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def _mesh_of(leaves: Sequence[Any], outputs: Sequence[Any]) -> Mesh | AbstractMesh | None:
@@ -129,20 +138,6 @@ def _mesh_of(leaves: Sequence[Any], outputs: Sequence[Any]) -> Mesh | AbstractMe
         if isinstance(sharding, NamedSharding):
             return sharding.mesh
     return None
-
-
-def _with_shardings(prefix: Any, args: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    if len(args) == 1 and not isinstance(prefix, tuple | list):
-        prefix = (prefix,)
-    shardings = _spread(prefix, args, name)
-    leaves, tree = jax.tree.flatten(args)
-    laid_out = [
-        leaf
-        if sharding is None
-        else jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding)
-        for leaf, sharding in zip(leaves, shardings, strict=True)
-    ]
-    return jax.tree.unflatten(tree, laid_out)
 
 
 def _spread(prefix: Any, full: Any, name: str) -> list[NamedSharding | None]:
