@@ -49,21 +49,11 @@ def why_not(activations: Any, embeddings: Any, config: SweepConfig) -> str | Non
     for name, array in (("activations", activations), ("embeddings", embeddings)):
         if jnp.dtype(array.dtype).name not in DTYPES:
             return f"`{name}` must be float32 or bfloat16 on this path; got {array.dtype}"
-    tiles = config.tiles
-    for name in () if tiles is None else ("block_t", "block_v"):
-        size = getattr(tiles, name)
-        if size < MIN_BLOCK or size & (size - 1):
-            return f"`{name}` must be a power of two of at least {MIN_BLOCK} on a GPU; got {size}"
-    dim, itemsize = activations.shape[1], _itemsize(activations, embeddings, config)
+    dim = activations.shape[1]
     if dim > MAX_DIM:
         return f"the gradients of D > {MAX_DIM} do not fit the registers of a GPU; got D={dim}"
-    by_kernel = _tiles(activations, embeddings, config)
-    needed = max(part.shared_bytes(dim, itemsize) for part in by_kernel)
-    if needed > SHARED_BYTES:
-        return (
-            f"`tiles` of ({tiles.block_t}, {tiles.block_v}) need about {needed // 1024} KiB of "
-            f"shared memory, of {SHARED_BYTES // 1024}, at D={dim}"
-        )
+    if config.tiles is not None and (reason := _why_not_tiles(activations, embeddings, config)):
+        return reason
     try:
         importlib.import_module("jax.experimental.pallas.triton")
     except ImportError as error:  # JAX has announced that it will go
@@ -110,6 +100,22 @@ def sweep(
     gradients = kernels.sweep_rows(operands, by_row, config, interpret)
     return Sweep(swept.loss, swept.num_predicted, swept.d_activations, gradients.d_embeddings,
                  gradients.d_bias)  # fmt: skip
+
+
+def _why_not_tiles(activations: Any, embeddings: Any, config: SweepConfig) -> str | None:
+    for name in ("block_t", "block_v"):
+        size = getattr(config.tiles, name)
+        if size < MIN_BLOCK or size & (size - 1):
+            return f"`{name}` must be a power of two of at least {MIN_BLOCK} on a GPU; got {size}"
+    dim, itemsize = activations.shape[1], _itemsize(activations, embeddings, config)
+    by_kernel = _tiles(activations, embeddings, config)
+    needed = max(tiles.shared_bytes(dim, itemsize) for tiles in by_kernel)
+    if needed <= SHARED_BYTES:
+        return None
+    return (
+        f"{config.tiles} needs about {needed // 1024} KiB of shared memory at D={dim}; "
+        f"an SM is taken to have {SHARED_BYTES // 1024}"
+    )
 
 
 def _itemsize(activations: Any, embeddings: Any, config: SweepConfig) -> int:
