@@ -80,6 +80,17 @@ def tests_tpu(session: nox.Session) -> None:
     session.run("python", "tools/tests_tpu.py", *session.posargs)
 
 
+@nox.session(name="tests-gpu")
+def tests_gpu(session: nox.Session) -> None:
+    """With an NVIDIA GPU runs the GPU tests and a benchmark on it; without one passes over."""
+    found = session.run("python", "tools/tests_gpu.py", "find", silent=True).strip()
+    print(found, flush=True)
+    if "no GPU attached" in found:
+        return
+    _install_packages(session, *_test_requirements(), found.split(": ")[-1])
+    session.run("python", "tools/tests_gpu.py", "run", *session.posargs)
+
+
 def _pytest(session: nox.Session, folder: str, markers: str, *, may_be_empty: bool = False) -> None:
     # Many tests start processes that compile the same program: they share what is compiled.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax")}
