@@ -105,9 +105,8 @@ def test_matmul_is_bound_by_the_mxu(compiler: tpu_lab.Compiler):
     report = tpu_lab.compile_for(lambda x: x @ x, "v6e:1x1", x, compiler=compiler)
     ideal = 2 * 2048**3 / report.chip.bf16_flops_per_s
     assert report.bound == "MXU"
-    assert ideal <= report.step_seconds <= 1.3 * ideal
-    # The units' busy time counts slots, the step XLA's cycles: two ways to the same figure.
-    assert report.busy_seconds["MXU"] == pytest.approx(ideal, rel=0.25)
+    # Busy time counts the MXU's slots, the step XLA's cycles: two ways to about the same figure.
+    assert ideal <= report.busy_seconds["MXU"] <= report.step_seconds <= 1.5 * ideal
 
 
 def test_sharded_scan(compiler: tpu_lab.Compiler):
@@ -116,13 +115,20 @@ def test_sharded_scan(compiler: tpu_lab.Compiler):
     split = NamedSharding(mesh, PartitionSpec(None, None, "model"))
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    def step(weights, x):
-        def layer(x, w):
-            whole = jax.lax.with_sharding_constraint(w, replicated)
+    def local(weights, x):
+        def layer(x, part):
+            whole = jax.lax.all_gather(part, "model", axis=1, tiled=True)
             return jnp.maximum(x @ whole, 0), None
 
-        return jax.lax.scan(layer, x, weights)[0].sum(0), weights
+        return jax.lax.psum(jax.lax.scan(layer, x, weights)[0].sum(0), "data"), weights
 
+    step = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(split.spec, data.spec),
+        out_specs=(replicated.spec, split.spec),
+        check_vma=False,  # the sum is the same along "model"
+    )
     report = tpu_lab.compile_for(
         step,
         "v6e:2x4",
