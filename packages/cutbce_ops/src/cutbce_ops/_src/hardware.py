@@ -5,7 +5,6 @@ clock is the one at which the matrix units reach the stated peak.
 """
 
 import dataclasses
-import importlib.util
 
 import jax
 
@@ -93,11 +92,10 @@ def target_platform() -> str | None:
 def may_target_tpu() -> bool:
     """Whether the program being traced may be lowered for a TPU.
 
-    A mesh in scope decides. Without one a program could always be, but tracing the kernel costs
-    seconds, and without libtpu nothing could be compiled.
+    A mesh in scope decides (`tpu_lab.target` sets one for an absent chip). Without one the default
+    backend does: tracing the kernel takes seconds, which a machine without a TPU should not spend.
     """
-    platform = target_platform()
-    return platform == "tpu" if platform else importlib.util.find_spec("libtpu") is not None
+    return (target_platform() or jax.default_backend()) == "tpu"
 
 
 def target_tpu() -> HardwareSpec:

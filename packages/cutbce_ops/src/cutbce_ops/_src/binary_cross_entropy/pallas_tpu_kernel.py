@@ -375,7 +375,7 @@ class _Sums:
         e = jnp.minimum(e.astype(self.config.element_dtype), self.config.element_dtype(MAX_FACTOR))
         w = 1 + e
         if not self.config.interpret:
-            return e * pltpu.reciprocal(w, approx=True)
+            return e * _reciprocal(w)
         # The interpreter cannot store its bfloat16 reciprocal.
         return e * (1 / w.astype(jnp.float32)).astype(w.dtype)
 
@@ -413,6 +413,12 @@ class _Sums:
         for k, threshold in enumerate(config.logit_thresholds):
             above = z > threshold * config.logit_scale
             self.counts[k] = _add(self.counts[k], _fold(above.astype(jnp.int32)))
+
+
+def _reciprocal(values: Array) -> Array:
+    # Public under another name before jax 0.11.
+    function = pltpu.reciprocal if hasattr(pltpu, "reciprocal") else pl.reciprocal
+    return function(values, approx=True)
 
 
 def _minus_abs(z: Array) -> Array:

@@ -65,6 +65,11 @@ class PointwiseLoss:
         """Coefficient of -x at an item that is no target, in the plain family."""
         return self.pos_weight * self.label_smoothing / 2
 
+    @property
+    def correction_is_linear(self) -> bool:
+        """Whether `correction` is `-(1 - label_smoothing) * x`, with no other term."""
+        return self.is_plain and self.pos_weight == 1
+
     def sweep_function(self, logits: Array) -> tuple[Array, Array]:
         """What a sweep computes per tile: (softplus, sigmoid) in the plain family, else `negative`.
 
@@ -100,6 +105,10 @@ class PointwiseLoss:
             slope * probabilities - label,
         )
 
+    def cap(self, logits: Array) -> tuple[Array, Array | None]:
+        """Capped logits and their derivative; the logits and None without a cap."""
+        return (logits, None) if self.logit_cap is None else _soft_cap(logits, self.logit_cap)
+
     def raw_threshold(self, threshold: float) -> float:
         """The uncapped logit that is cut to `threshold`; beyond the cap one that is never met."""
         cap = self.logit_cap
@@ -113,11 +122,9 @@ class PointwiseLoss:
         return 1 + (self.pos_weight - 1) * y
 
     def _loss(self, logits: Array, y: float) -> tuple[Array, Array]:
-        if self.logit_cap is None:
-            return self._focal(logits, y)
-        capped, d_capped = _soft_cap(logits, self.logit_cap)
+        capped, d_capped = self.cap(logits)
         loss, d_loss = self._focal(capped, y)
-        return loss, d_loss * d_capped
+        return loss, d_loss if d_capped is None else d_loss * d_capped
 
     def _focal(self, x: Array, y: float) -> tuple[Array, Array]:
         """(1 - p_t)^gamma times the cross-entropy, for a logit that is already capped."""

@@ -64,6 +64,10 @@ def correct_for_targets(
       wanted: which results to correct.
     """
     operand = matmul_operand(activations, config).astype(jnp.float32)
+    if not wanted.counts and config.pointwise.correction_is_linear:
+        return _linear_correction(
+            sweep, operand, embeddings, bias, targets, d_per_position, config, wanted
+        )
     thresholds = jnp.asarray(config.logit_thresholds, jnp.float32)
     counts = None
     if wanted.counts:
@@ -93,6 +97,47 @@ def correct_for_targets(
     (sweep, counts), _ = lax.scan(one_target, (sweep, counts), targets.T)
     num_targets, num_hit = counts if counts is not None else (None, None)
     return CorrectedSweep(sweep, num_targets, num_hit)
+
+
+def _linear_correction(sweep: Sweep, operand: Array, embeddings: Array, bias: Array | None,
+                       targets: Array, d_per_position: Array | None, config: SweepConfig,
+                       wanted: Wanted) -> CorrectedSweep:  # fmt: skip
+    """The same where a target adds `-label * x`: only the sum of its targets' rows is needed."""
+    label = 1 - config.pointwise.label_smoothing
+    num_rows = embeddings.shape[0]
+    sums = (jnp.zeros_like(operand), None if bias is None else jnp.zeros_like(operand[:, 0]))
+    d_logits = update = None
+    if wanted.gradients:
+        assert d_per_position is not None
+        d_logits = -label * d_per_position
+        update = d_logits[:, None] * operand
+
+    def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
+        sums, d_embeddings, d_bias = state
+        is_target = row >= 0
+        here = jnp.where(is_target, row, 0)
+        vectors = matmul_operand(embeddings[here], config).astype(jnp.float32)
+        total = sums[0] + jnp.where(is_target[:, None], vectors, 0)
+        total_bias = sums[1]
+        if bias is not None:
+            total_bias = total_bias + jnp.where(is_target, bias[here].astype(jnp.float32), 0)
+        if update is not None:
+            row = jnp.where(is_target, row, num_rows)  # past the end: dropped
+            d_embeddings = d_embeddings.at[row].add(update, mode="drop")
+            d_bias = None if d_bias is None else d_bias.at[row].add(d_logits, mode="drop")
+        return ((total, total_bias), d_embeddings, d_bias), None
+
+    state = (sums, sweep.d_embeddings, sweep.d_bias)
+    ((rows_sum, bias_sum), d_embeddings, d_bias), _ = lax.scan(one_target, state, targets.T)
+    sweep = dataclasses.replace(sweep, d_embeddings=d_embeddings, d_bias=d_bias)
+    if wanted.loss:
+        logits = jnp.sum(operand * rows_sum, axis=1)
+        logits = logits if bias_sum is None else logits + bias_sum
+        sweep = dataclasses.replace(sweep, loss=sweep.loss - label * logits)
+    if d_logits is not None:
+        d_activations = sweep.d_activations + d_logits[:, None] * rows_sum
+        sweep = dataclasses.replace(sweep, d_activations=d_activations)
+    return CorrectedSweep(sweep, None, None)
 
 
 def _add_gradients(
