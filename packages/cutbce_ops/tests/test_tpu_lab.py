@@ -107,6 +107,7 @@ def test_loops_are_apart():
     assert [loop.trips for loop in schedule.loops] == [1, 4, 8, 16]
     assert [loop.iterations for loop in schedule.loops] == [1, 4, 32, 64]
     assert [loop.conditional for loop in schedule.loops] == [False, False, False, True]
+    assert [loop.conditional_bundles for loop in schedule.loops] == [0, 0, 0, 0]
     assert (inner.innermost, when.innermost, grid.innermost) == (True, True, False)
     assert schedule.inner_loops == (inner, when)
     assert outside.utilization["MXU"] == 0
@@ -134,6 +135,19 @@ def test_unknown_trips_are_not_invented():
     assert schedule.cycles() is None
     given = tpu_lab.parse_schedule(text, UTILIZATION, {2: 100, 3: 16})
     assert given.cycles() == 2 + 7 * 4 + 4 * 100 + 3 * 16
+
+
+def test_stated_iterations_are_no_upper_bound():
+    schedule = tpu_lab.parse_schedule(BUNDLES, UTILIZATION, {3: 16})
+    assert not schedule.loops[3].conditional
+    assert schedule.cycles() == schedule.cycles(conditional=False) == 2 + 7 * 4 + 4 * 32 + 3 * 16
+
+
+def test_skippable_code_between_loops():
+    text = BUNDLES.replace("target = $region39", "target = $region40")
+    text = text.replace("0xd   :  {", "0xd   :  { /* Start region 40 */")
+    grid = loops_of(text)[1]
+    assert grid.conditional_bundles == 2  # 0xb and 0xc
 
 
 def test_start_of_a_counter_must_be_constant():
@@ -172,7 +186,8 @@ def test_sentinels_are_no_estimates():
     cycles = {item.name: item.cycles for item in summary.operations}
     assert cycles["ragged"] is None
     assert cycles["dot"] is None
-    assert summary.notes == ("The compiler has no estimate for dot, ragged.",)
+    (note,) = [note for note in report().notes if "without an estimate" in note]
+    assert "dot, ragged" in note
 
 
 def test_hbm_bytes_count_slices_as_slices():
@@ -180,6 +195,31 @@ def test_hbm_bytes_count_slices_as_slices():
     # One row of the table and the index from HBM; the result stays in VMEM.
     assert by_name["slice_fusion"].hbm_bytes == ROW_BYTES + 4
     assert by_name["ragged"].hbm_bytes == 7 * ROW_BYTES + ROW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("line", "num_bytes"),
+    [
+        ("%g = f32[2,128]{1,0} gather(%p, %i), offset_dims={1}", 2 * 2 * 512 + 8),
+        ("%g = f32[64,128]{1,0} scatter(%p, %i, %u), to_apply=%add", 3 * 2 * 512 + 8),
+        ("%g = f32[64,128]{1,0} dynamic-update-slice(%p, %u, %j)", 2 * 2 * 512 + 4),
+        ("%g = f32[64,128]{1,0} copy(%p)", 2 * 64 * 512),
+        ("%g = f32[64,128]{1,0:S(1)} copy(%p)", 64 * 512),
+    ],
+    ids=["gather", "scatter", "update", "copy", "to VMEM"],
+)
+def test_hbm_bytes_of(line: str, num_bytes: int):
+    text = f"""
+ENTRY %main (p: f32[64,128]) -> f32[64,128] {{
+  %p = f32[64,128]{{1,0}} parameter(0)
+  %i = s32[2]{{0}} parameter(1)
+  %u = f32[2,128]{{1,0}} parameter(2)
+  %j = s32[]{{:T(128)}} parameter(3)
+  ROOT {line}
+}}
+"""
+    (found,) = tpu_lab.summarize(text).operations
+    assert found.hbm_bytes == num_bytes
 
 
 def test_kernel_bytes_come_from_its_cost_estimate():

@@ -40,7 +40,10 @@ class KernelLoop:
     innermost: bool
     """Whether no loop is inside it."""
     conditional: bool
-    """Whether a branch can skip it, as `pl.when` does; estimates count it nevertheless."""
+    """Whether a branch can skip all of it, as `pl.when` does, so that `iterations` are the most;
+    False where its iterations were given."""
+    conditional_bundles: int
+    """Those of its own bundles that a branch can skip."""
     utilization: Mapping[str, float]
     """Share of the slots of each unit that its bundles use, 0 to 1; above 1 is possible where the
     compiler counts one instruction for two slots."""
@@ -72,10 +75,14 @@ class Schedule:
         Returns:
             Issue cycles without stalls.
         """
-        counted = [loop for loop in self.loops if conditional or not loop.conditional]
-        if any(loop.iterations is None for loop in counted):
-            return None
-        return sum(loop.bundles * (loop.iterations or 0) for loop in counted)
+        total = 0
+        for loop in self.loops:
+            skipped = loop.bundles if loop.conditional else loop.conditional_bundles
+            bundles = loop.bundles if conditional else loop.bundles - skipped
+            if bundles and loop.iterations is None:
+                return None
+            total += bundles * (loop.iterations or 0)
+        return total
 
 
 @dataclasses.dataclass
@@ -106,16 +113,19 @@ def parse_schedule(
     spans = _loop_spans(texts)
     owner = _owners(spans, len(texts))
     rows = _utilization_rows(utilization_text)
-    skipped = _skipped(texts, spans, owner)
+    skippable = _skippable(texts, owner)
     given = iterations or {}
     total: list[int | None] = []
-    loops = []
+    loops: list[KernelLoop] = []
     for index, span in enumerate(spans):
         own = [i for i in range(span.first, span.last + 1) if owner[i] == index]
         trips = 1 if index == 0 else _trips(texts, span, own)
         around = 1 if index == 0 else total[span.parent]
         times = None if trips is None or around is None else trips * around
         total.append(given.get(index, times))
+        inside_skipped = index > 0 and (
+            loops[span.parent].conditional or span.first in skippable.get(span.parent, ())
+        )
         loops.append(
             KernelLoop(
                 depth=span.depth,
@@ -123,7 +133,8 @@ def parse_schedule(
                 trips=trips,
                 iterations=total[-1],
                 innermost=all(other.parent != index for other in spans[1:]),
-                conditional=index in skipped,
+                conditional=inside_skipped and index not in given,
+                conditional_bundles=sum(i in skippable.get(index, ()) for i in own),
                 utilization=_utilization(rows, own),
             )
         )
@@ -211,31 +222,22 @@ def _follow(name: str, moves: Mapping[str, str]) -> str:
     return name
 
 
-def _skipped(texts: Sequence[str], spans: Sequence[_Span], owner: Sequence[int]) -> set[int]:
-    """Loops that a forward branch can jump over."""
-    starts = {
-        region: i for i, text in enumerate(texts) for region in _START.findall(text)
-    }  # a region starts once
-    skipped = set()
-    for index, span in enumerate(spans):
-        own = [i for i in range(span.first, span.last + 1) if owner[i] == index]
-        jumps = [
-            (i, starts[region])
-            for i in own
-            for region in _BRANCH.findall(texts[i])
-            if starts.get(region, 0) > i
-        ]
-        if any(_PIPELINE_MARK in texts[i] for i in own):
-            # The widest branch is the pipeline's own: the body waits for the first block.
-            jumps = sorted(jumps, key=lambda jump: jump[1] - jump[0])[:-1]
-        for other, inner in enumerate(spans):
-            jumped = any(start < inner.first < end for start, end in jumps)
-            if jumped and inner.parent == index and other > 0:
-                skipped.add(other)
-    for index, span in enumerate(spans):
-        if span.parent in skipped:
-            skipped.add(index)
-    return skipped
+def _skippable(texts: Sequence[str], owner: Sequence[int]) -> dict[int, set[int]]:
+    """For every loop, the bundles that the branches of its own code can jump over."""
+    starts = {region: i for i, text in enumerate(texts) for region in _START.findall(text)}
+    jumps: dict[int, list[tuple[int, int]]] = {}
+    for i, text in enumerate(texts):
+        for region in _BRANCH.findall(text):
+            if starts.get(region, 0) > i:
+                jumps.setdefault(owner[i], []).append((i, starts[region]))
+    for index in {owner[i] for i, text in enumerate(texts) if _PIPELINE_MARK in text}:
+        # The widest is the pipeline's own: the body waits until its first block is there.
+        widest = max(jumps.get(index, []), key=lambda jump: jump[1] - jump[0], default=None)
+        jumps[index] = [jump for jump in jumps.get(index, []) if jump != widest]
+    return {
+        index: {i for start, end in found for i in range(start + 1, end)}
+        for index, found in jumps.items()
+    }
 
 
 def _utilization_rows(text: str) -> tuple[list[str], list[int], list[list[int]]]:

@@ -17,8 +17,12 @@ from cutbce_ops._src.tpu_lab.report import (
     TpuReport,
 )
 
+# Operations that take time even where little memory moves.
+_HEAVY = frozenset({
+    "cholesky", "convolution", "custom-call", "dot", "fft", "fusion", "gather", "reduce",
+    "reduce-window", "scatter", "select-and-scatter", "sort", "triangular-solve",
+})  # fmt: skip
 Iterations = Mapping[str, Mapping[int, int]]
-_ASYNC = ("-start", "-done")
 
 
 def make_report(
@@ -34,7 +38,9 @@ def make_report(
     summary = summarize(hlo, program.mesh_shape, program.axis_names)
     schedules = _schedules(texts, summary.kernels, loop_iterations)
     kernels = _kernels(summary.kernels, schedules, known)
-    operations = [_operation(item, known) for item in summary.operations]
+    timed = tuple(_with_cycles(item, schedules) for item in summary.operations)
+    summary = dataclasses.replace(summary, operations=timed)
+    operations = [_operation(item, known) for item in timed]
     links = tuple(
         CollectiveEstimate(item, ring_seconds(item, known)) for item in summary.collectives
     )
@@ -55,7 +61,7 @@ def make_report(
         compute_seconds=compute,
         step_seconds=max(compute + blocking, busy["HBM"], busy["ICI"]),
         bound=max(busy, key=lambda name: busy[name]),
-        notes=(*summary.notes, *_notes(kernels, bool(texts))),
+        notes=(*summary.notes, *_notes(timed), *_kernel_notes(kernels, bool(texts))),
         hlo=hlo,
     )
 
@@ -122,17 +128,23 @@ def _kernels(
     return tuple(kernels.values())
 
 
+def _with_cycles(item: XlaOperation, schedules: Mapping[str, Schedule]) -> XlaOperation:
+    """The operation, with the cycles of its schedule where the compiler's cost model has none."""
+    schedule = schedules.get(item.name)
+    if item.cycles is not None or schedule is None:
+        return item
+    return dataclasses.replace(item, cycles=schedule.cycles())
+
+
 def _operation(item: XlaOperation, known: Chip) -> OperationEstimate:
     seconds = max((item.cycles or 0) / known.clock_hz, item.hbm_bytes / known.hbm_bytes_per_s)
-    # A copy that starts and ends apart runs beside other work; HBM's total counts it.
-    waits = not item.opcode.endswith(_ASYNC)
     return OperationEstimate(
         name=item.name,
         source=item.source,
         count=item.count,
         cycles=item.cycles,
         hbm_bytes=item.hbm_bytes,
-        seconds=seconds * item.count if waits else 0.0,
+        seconds=0.0 if item.is_async else seconds * item.count,
     )
 
 
@@ -145,7 +157,8 @@ def _busy_seconds(
     for call in summary.kernels:
         traffic += call.hbm_bytes * call.count
         schedule = schedules.get(call.instruction)
-        for loop in schedule.loops if schedule else ():
+        # A kernel of unknown time is left out here too.
+        for loop in schedule.loops if schedule and schedule.cycles() is not None else ():
             for unit, share in loop.utilization.items():
                 used = share * loop.bundles * (loop.iterations or 0) * call.count
                 cycles[unit] = cycles.get(unit, 0.0) + used
@@ -176,7 +189,19 @@ def _weight(loop: KernelLoop) -> int:
     return loop.bundles * (loop.iterations or 1)
 
 
-def _notes(kernels: Sequence[KernelEstimate], has_schedules: bool) -> list[str]:
+def _notes(operations: Sequence[XlaOperation]) -> list[str]:
+    heavy = [item for item in operations if item.cycles is None and item.opcode in _HEAVY]
+    waiting = sorted({item.name for item in heavy if not item.is_async})
+    beside = sorted({item.name for item in heavy if item.is_async})
+    notes = []
+    if waiting:
+        notes.append(f"Only HBM traffic is counted, without an estimate, of {', '.join(waiting)}.")
+    if beside:
+        notes.append(f"Run by another core, and not timed: {', '.join(beside)}.")
+    return notes
+
+
+def _kernel_notes(kernels: Sequence[KernelEstimate], has_schedules: bool) -> list[str]:
     notes = []
     for kernel in kernels:
         unknown = [str(i) for i, loop in enumerate(kernel.loops) if loop.iterations is None]
@@ -184,6 +209,11 @@ def _notes(kernels: Sequence[KernelEstimate], has_schedules: bool) -> list[str]:
             notes.append(
                 f"Kernel {kernel.name} is left out of the times: the schedule does not show the "
                 f"trips of loop(s) {', '.join(unknown)}. Give `loop_iterations`."
+            )
+        elif skipped := [str(i) for i, loop in enumerate(kernel.loops) if loop.conditional]:
+            notes.append(
+                f"Kernel {kernel.name}: loop(s) {', '.join(skipped)} are counted each time, though "
+                "a branch can skip them. Give `loop_iterations` if it does."
             )
         elif has_schedules and kernel.bundles is None:
             notes.append(f"Kernel {kernel.name} is left out of the times: no schedule was written.")

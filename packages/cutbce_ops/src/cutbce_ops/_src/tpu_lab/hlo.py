@@ -22,6 +22,8 @@ _BODY = re.compile(r'"body":"([^"]*)"')
 _NO_ESTIMATE = 2**62
 _NO_ESTIMATE_RANGE = (990_000_000, 1_010_000_000)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+# They touch only a part of their first operand.
+_PARTIAL = frozenset({"dynamic-slice", "gather", "dynamic-update-slice", "scatter"})
 _ALLOCATION = 'custom_call_target="AllocateBuffer"'
 _NO_TRAFFIC = frozenset({
     "bitcast", "call", "call-done", "call-start", "call-update", "collective-permute-done",
@@ -45,6 +47,9 @@ class XlaOperation:
     """Estimated cycles of one run; None where the compiler has no estimate."""
     hbm_bytes: int
     """HBM bytes that one run reads and writes."""
+    is_async: bool
+    """Whether it runs beside the TensorCore: a copy that starts and ends apart, or an operation of
+    the SparseCore."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +122,7 @@ def _operation(module: Module, run: Execution) -> XlaOperation:
         count=run.times,
         cycles=cycles,
         hbm_bytes=traffic,
+        is_async=run.offloaded or instruction.opcode.endswith("-start"),
     )
 
 
@@ -173,17 +179,16 @@ def _parameters(fused: Computation) -> dict[int, str]:
 
 def _part_read(instruction: Instruction, fused: Computation, index: int) -> int | None:
     """Bytes read of an operand that is only sliced or only written into; None if all of it is."""
-    if instruction.opcode == "dynamic-slice" and index == 0:
-        return sum(array.num_bytes for array in instruction.arrays())
-    if instruction.opcode == "dynamic-update-slice" and index == 0:
-        return 0
+    if instruction.opcode in _PARTIAL and index == 0:
+        reads = instruction.opcode in {"dynamic-slice", "gather"}
+        return sum(array.num_bytes for array in instruction.arrays()) if reads else 0
     name = _parameters(fused).get(index)
     users = [item for item in fused.values() if name in item.operands]
-    slices = [u for u in users if u.opcode == "dynamic-slice" and u.operands[0] == name]
-    writes = [u for u in users if u.opcode == "dynamic-update-slice" and u.operands[0] == name]
-    if name is None or not users or len(slices) + len(writes) < len(users):
+    parts = [item for item in users if item.opcode in _PARTIAL and item.operands[0] == name]
+    if name is None or len(parts) < len(users) or not users:
         return None
-    return sum(array.num_bytes for item in slices for array in item.arrays())
+    read = [item for item in parts if item.opcode in {"dynamic-slice", "gather"}]
+    return sum(array.num_bytes for item in read for array in item.arrays())
 
 
 def _bytes_replaced(
@@ -196,10 +201,12 @@ def _bytes_replaced(
         root = next((item for item in fused.values() if item.is_root), None)
         while root is not None and root.opcode in {"bitcast", "copy"} and root.operands:
             root = fused.get(root.operands[0])
-    if root is None or root.opcode != "dynamic-update-slice":
+    place = {"dynamic-update-slice": 1, "scatter": 2}.get(root.opcode if root else "")
+    if root is None or place is None:
         return None
-    update = computation.get(root.operands[1])
-    return None if update is None else sum(array.num_bytes for array in update.arrays())
+    update = computation.get(root.operands[place])
+    # A scatter reads what it adds to, too.
+    return None if update is None else place * sum(array.num_bytes for array in update.arrays())
 
 
 def _notes(runs: Sequence[Execution]) -> Iterable[str]:
@@ -213,10 +220,3 @@ def _notes(runs: Sequence[Execution]) -> Iterable[str]:
     conditionals = [r for r in runs if r.instruction.opcode == "conditional"]
     if conditionals:
         yield f"{len(conditionals)} conditional(s): all branches are counted."
-    silent = [
-        r.instruction.name
-        for r in runs
-        if _CYCLES.search(r.instruction.attributes) and _estimated_cycles(r.instruction) is None
-    ]
-    if silent:
-        yield f"The compiler has no estimate for {', '.join(sorted(set(silent)))}."

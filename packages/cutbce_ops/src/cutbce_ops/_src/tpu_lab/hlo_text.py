@@ -22,6 +22,7 @@ _ARRAY = re.compile(
 _PRED_BITS = 8
 # Fusions are one instruction for the machine: what is inside of them does not run by itself.
 _CALLERS = frozenset({"call", "call-start", "async-start", "while", "conditional"})
+_OTHER_THREAD = "async_execution_thread="
 _COPIES = frozenset({"copy", "bitcast", "convert"})
 
 
@@ -80,6 +81,8 @@ class Execution:
     times: int
     known: bool
     """False inside a loop whose trips are unknown; `times` then counts one trip of it."""
+    offloaded: bool
+    """Whether another core than the TensorCore runs it, such as the SparseCore."""
 
 
 def arrays_of(shape: str) -> list[Array]:
@@ -141,19 +144,32 @@ def _closing(text: str, opening: int) -> int:
 
 def executions(module: Module) -> Iterator[Execution]:
     """Every instruction that runs, loops multiplied out; of a conditional, all branches."""
-    yield from _run(module, module.entry, 1, known=True)
+    yield from _run(module, Execution(_START, module.entry, 1, known=True, offloaded=False))
 
 
-def _run(module: Module, name: str, times: int, *, known: bool) -> Iterator[Execution]:
-    computation = module.computations.get(name, {})
+_START = Instruction("", "", "", (), "", "", is_root=False)
+
+
+def _run(module: Module, caller: Execution) -> Iterator[Execution]:
+    """What runs in the computation of `caller`, and in those that it calls in turn."""
+    times = caller.times
+    computation = module.computations.get(caller.computation, {})
     for instruction in computation.values():
-        yield Execution(instruction, name, times, known)
+        here = dataclasses.replace(caller, instruction=instruction)
+        yield here
         if instruction.opcode not in _CALLERS:
             continue
         trips = loop_trips(module, computation, instruction) if instruction.opcode == "while" else 1
         inside = times * (1 if trips is None else trips)
         for called in instruction.called():
-            yield from _run(module, called, inside, known=known and trips is not None)
+            inner = Execution(
+                instruction=instruction,
+                computation=called,
+                times=inside,
+                known=here.known and trips is not None,
+                offloaded=here.offloaded or _OTHER_THREAD in instruction.attributes,
+            )
+            yield from _run(module, inner)
 
 
 def loop_trips(module: Module, computation: Computation, loop: Instruction) -> int | None:

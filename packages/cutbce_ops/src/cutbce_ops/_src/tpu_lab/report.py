@@ -56,7 +56,7 @@ class KernelEstimate:
     """Issue cycles of one run, all loops multiplied out and everything under `pl.when` taken each
     time: an upper bound, without stalls. None where a loop's trips are unknown."""
     cycles_unconditional: int | None
-    """The same without loops that a branch can skip."""
+    """The same without anything that a branch can skip."""
     seconds: float | None
     """One run: its cycles, or its HBM bytes if they take longer."""
 
@@ -226,9 +226,17 @@ def _kernel_lines(kernel: KernelEstimate) -> Iterable[str]:
         use = [f"{100 * loop.utilization[name]:.0f}" for name in names]
         trips = "?" if loop.trips is None else str(loop.trips)
         times = "?" if loop.iterations is None else str(loop.iterations)
-        when = "yes" if loop.conditional else ""
-        rows.append((f"{index}", f"{loop.depth}", f"{loop.bundles}", trips, times, when, *use))
-    header = ("loop", "depth", "bundles", "trips", "in all", "pl.when", *(f"{n} %" for n in names))
+        when = loop.bundles if loop.conditional else loop.conditional_bundles
+        rows.append((f"{index}", f"{loop.depth}", f"{loop.bundles}", trips, times, f"{when}", *use))
+    header = (
+        "loop",
+        "depth",
+        "bundles",
+        "trips",
+        "in all",
+        "skippable",
+        *(f"{n} %" for n in names),
+    )
     yield from _table(header, rows)
 
 
