@@ -95,6 +95,44 @@ def binary_cross_entropy(
     return Truth(loss, per_position, d_a, d_e, d_b, d_w, d_scale, *counts)
 
 
+@dataclasses.dataclass
+class SoftmaxTruth:
+    loss: float
+    per_position: np.ndarray
+    d_activations: np.ndarray
+    d_embeddings: np.ndarray
+    d_bias: np.ndarray
+    d_scale: float
+
+
+def softmax_cross_entropy(
+    activations, embeddings, targets, *, weights=None, bias=None, vocab_size=None, scale=1.0,
+    cap=None, normalize=True,
+) -> SoftmaxTruth:  # fmt: skip
+    """Dense; gradients of the weighted mean, or of the weighted sum without `normalize`."""
+    a, e = np.asarray(activations, np.float64), np.asarray(embeddings, np.float64)
+    targets = np.asarray(targets)
+    v = len(e) if vocab_size is None else vocab_size
+    b = np.zeros(len(e)) if bias is None else np.asarray(bias, np.float64)
+    has_target = (targets >= 0) & (targets < v)
+    w = (np.ones(len(a)) if weights is None else np.asarray(weights, np.float64)) * has_target
+    if normalize:
+        w = w / w.sum() if w.sum() else w
+    dots = a @ e[:v].T
+    x, d_cap = capped(scale * dots + b[:v], cap)
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    hot = multi_hot(targets[:, None], v)
+    per_position = np.log(powers.sum(axis=1)) + x.max(axis=1) - (hot * x).sum(axis=1)
+    per_position = np.where(has_target, per_position, 0)
+    d_z = (powers / powers.sum(axis=1, keepdims=True) - hot) * d_cap * w[:, None]
+    d_e, d_b = np.zeros_like(e), np.zeros(len(e))
+    d_e[:v], d_b[:v] = scale * d_z.T @ a, d_z.sum(axis=0)
+    return SoftmaxTruth(
+        float((w * per_position).sum()), per_position, scale * d_z @ e[:v], d_e, d_b,
+        float((d_z * dots).sum()),
+    )  # fmt: skip
+
+
 def scores(queries, embeddings, bias=None, exclude=None, vocab_size=None) -> np.ndarray:
     v = len(embeddings) if vocab_size is None else vocab_size
     result = np.asarray(queries, np.float64) @ np.asarray(embeddings, np.float64)[:v].T

@@ -24,5 +24,11 @@ from cutbce_ops._src.metrics import recall as recall
 from cutbce_ops._src.ranking.api import cut_target_ranks as cut_target_ranks
 from cutbce_ops._src.ranking.api import cut_top_k as cut_top_k
 from cutbce_ops._src.sharding import LossSharding as LossSharding
+from cutbce_ops._src.softmax_cross_entropy.api import (
+    cut_softmax_cross_entropy as cut_softmax_cross_entropy,
+)
+from cutbce_ops._src.softmax_cross_entropy.api import (
+    cut_softmax_cross_entropy_per_position as cut_softmax_cross_entropy_per_position,
+)
 
 __version__ = _version("cutbce-ops")

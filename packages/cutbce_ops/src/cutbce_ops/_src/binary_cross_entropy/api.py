@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from cutbce_ops._src import checks
+from cutbce_ops._src.binary_cross_entropy.arguments import check_arrays, flat_weights
 from cutbce_ops._src.binary_cross_entropy.config import (
     GRADIENT_MODES,
     GradientMode,
@@ -229,14 +230,7 @@ def _loss_and_forward(
 ) -> tuple[Array, Forward]:
     checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
     static, primals = _prepare(activations, embeddings, targets, bias, options)
-    shape = activations.shape[:-1]
-    if position_weights is None:
-        position_weights = jnp.ones(shape, jnp.float32)
-    position_weights = jnp.asarray(position_weights)
-    checks.require_shape("position_weights", position_weights, shape, "`activations`")
-    if jnp.issubdtype(position_weights.dtype, jnp.complexfloating):
-        raise TypeError(f"`position_weights` must be real; got dtype {position_weights.dtype}.")
-    weights = mean_weights(position_weights.reshape(-1).astype(jnp.float32))
+    weights = mean_weights(flat_weights(position_weights, activations.shape[:-1]))
     if gradient_mode == "recompute":
         forward = per_position_loss(static, *primals)
         return jnp.sum(weights * forward.per_position), forward
@@ -247,41 +241,18 @@ def _prepare(
     activations: Array, embeddings: Array, targets: Array, bias: Array | None, options: Options
 ) -> tuple[Static, tuple]:
     """Checks every argument and flattens the leading axes to positions."""
-    _check_arrays(activations, embeddings, targets, bias)
-    activations, embeddings = jnp.asarray(activations), jnp.asarray(embeddings)
-    bias = None if bias is None else jnp.asarray(bias)
-    config = options.sweep_config(embeddings.shape[0])
-    flat_activations = options.scaled(activations).reshape(-1, activations.shape[-1])
-    flat_targets = checks.rows_or_padding(targets, config.vocab_size)
-    flat_targets = flat_targets.reshape(flat_activations.shape[0], targets.shape[-1])
-    static = Static(config, options.sharding, with_counts=options.thresholds is not None)
-    return static, (flat_activations, embeddings, bias, flat_targets)
-
-
-def _check_arrays(activations: Array, embeddings: Array, targets: Array, bias: Array | None):
-    for name, array in (("activations", activations), ("embeddings", embeddings)):
-        checks.require_float(name, array)
+    check_arrays(activations, embeddings, bias)
     checks.require_integer("targets", targets)
-    if embeddings.ndim != 2 or activations.ndim < 1:
-        raise ValueError(
-            "`activations` must have shape [..., D] and `embeddings` [V, D]; "
-            f"got {activations.shape} and {embeddings.shape}."
-        )
-    if activations.shape[-1] != embeddings.shape[1]:
-        raise ValueError(
-            "The last axes of `activations` and `embeddings` must be equal (D); "
-            f"got {activations.shape} and {embeddings.shape}."
-        )
     if targets.ndim != activations.ndim or targets.shape[:-1] != activations.shape[:-1]:
         raise ValueError(
             f"`targets` must have shape {(*activations.shape[:-1], 'L')} to match `activations` "
             f"{activations.shape}; got {targets.shape}."
         )
-    if 0 in activations.shape or 0 in embeddings.shape:
-        raise ValueError(
-            "`activations` and `embeddings` must not be empty; "
-            f"got {activations.shape} and {embeddings.shape}."
-        )
-    if bias is not None:
-        checks.require_float("bias", bias)
-        checks.require_shape("bias", bias, embeddings.shape[:1], "the rows of `embeddings`")
+    activations, embeddings = jnp.asarray(activations), jnp.asarray(embeddings)
+    bias = None if bias is None else jnp.asarray(bias)
+    config = options.sweep_config(embeddings)
+    flat_activations = options.scaled(activations).reshape(-1, activations.shape[-1])
+    flat_targets = checks.rows_or_padding(targets, config.vocab_size)
+    flat_targets = flat_targets.reshape(flat_activations.shape[0], targets.shape[-1])
+    static = Static(config, options.sharding, with_counts=options.thresholds is not None)
+    return static, (flat_activations, embeddings, bias, flat_targets)

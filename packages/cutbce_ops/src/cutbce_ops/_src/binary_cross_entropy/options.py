@@ -16,6 +16,7 @@ from cutbce_ops._src.binary_cross_entropy.config import (
     SweepConfig,
     TileConfig,
 )
+from cutbce_ops._src.sharded import num_global_rows
 from cutbce_ops._src.sharding import LossSharding
 
 
@@ -39,8 +40,8 @@ class Options:
     focal_gamma: Any = 0.0
     thresholds: tuple[float, ...] | None = None
 
-    def sweep_config(self, num_rows: int) -> SweepConfig:
-        """Checks every option but `logit_scale` for a table of `num_rows` rows."""
+    def sweep_config(self, embeddings: Array) -> SweepConfig:
+        """Checks every option but `logit_scale` for this table, or this device's shard of it."""
         checks.require_choice("precision", self.precision, PRECISIONS)
         checks.require_choice("implementation", self.implementation, (None, *IMPLEMENTATIONS))
         for name, kind in (("tiles", TileConfig), ("sharding", LossSharding)):
@@ -52,7 +53,9 @@ class Options:
         pointwise = self._pointwise()
         logits = (math.log(t) - math.log1p(-t) for t in self.thresholds or ())
         return SweepConfig(
-            vocab_size=checks.resolve_vocab_size(self.vocab_size, num_rows),
+            vocab_size=checks.resolve_vocab_size(
+                self.vocab_size, num_global_rows(embeddings, self.sharding)
+            ),
             pointwise=pointwise,
             precision=self.precision,
             tiles=self.tiles,

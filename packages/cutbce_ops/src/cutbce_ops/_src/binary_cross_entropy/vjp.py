@@ -72,7 +72,7 @@ def _forward(static: Static, swept: CorrectedSweep) -> Forward:
     return Forward(per_position, ConfusionCounts(tp, fp, fn, vocab_size - tp - fp - fn))
 
 
-def _as_primals(like: tuple, gradients: Sweep, scale: Array) -> tuple:
+def as_primals(like: tuple, gradients: Sweep, scale: Array) -> tuple:
     """Gradients times the cotangent, in the dtypes of (activations, embeddings, bias)."""
 
     def finish(gradient: Any, primal: Array | None) -> Array | None:
@@ -99,7 +99,7 @@ def _per_position_forward(static: Static, *primals):
 
 def _per_position_backward(static: Static, primals: tuple, cotangent: Forward) -> tuple:
     swept = _sweep(static, primals, cotangent.per_position, Wanted(gradients=True))
-    return *_as_primals(primals, swept.sweep, jnp.float32(1)), None
+    return *as_primals(primals, swept.sweep, jnp.float32(1)), None
 
 
 per_position_loss = jax.custom_vjp(_per_position_loss, nondiff_argnums=(0,))
@@ -137,7 +137,7 @@ def _fused_forward(static: Static, *arguments):
 def _fused_backward(static: Static, residuals: tuple, cotangents: tuple) -> tuple:
     like, gradients, per_position = residuals
     scale = cotangents[0]
-    return *_as_primals(like, gradients, scale), None, scale * per_position
+    return *as_primals(like, gradients, scale), None, scale * per_position
 
 
 fused_loss = jax.custom_vjp(_fused_loss, nondiff_argnums=(0,))
