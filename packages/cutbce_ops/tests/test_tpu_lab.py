@@ -203,10 +203,12 @@ def test_hbm_bytes_count_slices_as_slices():
         ("%g = f32[2,128]{1,0} gather(%p, %i), offset_dims={1}", 2 * 2 * 512 + 8),
         ("%g = f32[64,128]{1,0} scatter(%p, %i, %u), to_apply=%add", 3 * 2 * 512 + 8),
         ("%g = f32[64,128]{1,0} dynamic-update-slice(%p, %u, %j)", 2 * 2 * 512 + 4),
+        ("%g = f32[2,128]{1,0:S(1)} slice-done(%s)", 2 * 512),
+        ("%g = (f32[64,128]{1,0:S(1)}, f32[64,128]{1,0}, u32[]{:S(2)}) copy-start(%p)", 64 * 512),
         ("%g = f32[64,128]{1,0} copy(%p)", 2 * 64 * 512),
         ("%g = f32[64,128]{1,0:S(1)} copy(%p)", 64 * 512),
     ],
-    ids=["gather", "scatter", "update", "copy", "to VMEM"],
+    ids=["gather", "scatter", "update", "slice", "fetch", "copy", "to VMEM"],
 )
 def test_hbm_bytes_of(line: str, num_bytes: int):
     text = f"""

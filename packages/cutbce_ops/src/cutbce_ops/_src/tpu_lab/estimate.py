@@ -7,7 +7,7 @@ from typing import Any
 from cutbce_ops._src.tpu_lab.bundles import KernelLoop, Schedule, parse_schedule
 from cutbce_ops._src.tpu_lab.chips import Chip, chip
 from cutbce_ops._src.tpu_lab.collectives import Collective
-from cutbce_ops._src.tpu_lab.hlo import HloSummary, KernelCall, XlaOperation, summarize
+from cutbce_ops._src.tpu_lab.hlo import HEAVY, HloSummary, KernelCall, XlaOperation, summarize
 from cutbce_ops._src.tpu_lab.program import Program
 from cutbce_ops._src.tpu_lab.report import (
     CollectiveEstimate,
@@ -17,11 +17,6 @@ from cutbce_ops._src.tpu_lab.report import (
     TpuReport,
 )
 
-# Operations that take time even where little memory moves.
-_HEAVY = frozenset({
-    "cholesky", "convolution", "custom-call", "dot", "fft", "fusion", "gather", "reduce",
-    "reduce-window", "scatter", "select-and-scatter", "sort", "triangular-solve",
-})  # fmt: skip
 Iterations = Mapping[str, Mapping[int, int]]
 
 
@@ -190,7 +185,7 @@ def _weight(loop: KernelLoop) -> int:
 
 
 def _notes(operations: Sequence[XlaOperation]) -> list[str]:
-    heavy = [item for item in operations if item.cycles is None and item.opcode in _HEAVY]
+    heavy = [item for item in operations if item.cycles is None and item.opcode in HEAVY]
     waiting = sorted({item.name for item in heavy if not item.is_async})
     beside = sorted({item.name for item in heavy if item.is_async})
     notes = []

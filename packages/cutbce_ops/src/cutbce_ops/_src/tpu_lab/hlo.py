@@ -24,11 +24,16 @@ _NO_ESTIMATE_RANGE = (990_000_000, 1_010_000_000)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # They touch only a part of their first operand.
 _PARTIAL = frozenset({"dynamic-slice", "gather", "dynamic-update-slice", "scatter"})
-_ALLOCATION = 'custom_call_target="AllocateBuffer"'
+# Operations that take time even where little memory moves.
+HEAVY = frozenset({
+    "cholesky", "convolution", "custom-call", "dot", "fft", "fusion", "gather", "reduce",
+    "reduce-window", "scatter", "select-and-scatter", "sort", "triangular-solve",
+})  # fmt: skip
+_APART = ("-start", "-update", "-done")
+_SLICED = frozenset({"slice-done", "dynamic-slice-done"})
+_FREE = re.compile(r'custom_call_target="(AllocateBuffer|Assume\w+|PrepareAsync\w+)"')
 _NO_TRAFFIC = frozenset({
-    "bitcast", "call", "call-done", "call-start", "call-update", "collective-permute-done",
-    "conditional", "constant", "copy-done", "after-all", "async-done", "async-start",
-    "async-update", "get-tuple-element",
+    "after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element",
     "optimization-barrier", "parameter", "partition-id", "replica-id", "tuple", "while",
 })  # fmt: skip
 
@@ -99,10 +104,12 @@ def summarize(
         instruction = run.instruction
         if _KERNEL in instruction.attributes:
             kernels.append(_kernel(module, run))
-        elif not any(collectives_in(module, instruction)):
+        elif not _FREE.search(instruction.attributes) and not any(
+            collectives_in(module, instruction)
+        ):
             operations.append(_operation(module, run))
     return HloSummary(
-        tuple(item for item in operations if item.cycles or item.hbm_bytes),
+        tuple(i for i in operations if i.cycles or i.hbm_bytes or i.opcode in HEAVY),
         tuple(kernels),
         tuple(grouped(module, runs, mesh_shape, axis_names)),
         tuple(_notes(runs)),
@@ -113,8 +120,14 @@ def _operation(module: Module, run: Execution) -> XlaOperation:
     instruction = run.instruction
     match = re.search(r'op_name="([^"]*)"', instruction.attributes)
     cycles = _estimated_cycles(instruction)
-    idle = instruction.opcode in _NO_TRAFFIC or _ALLOCATION in instruction.attributes
-    traffic = 0 if idle else _hbm_bytes(module, run)
+    starts_or_ends = instruction.opcode.endswith(_APART)
+    idle = instruction.opcode in _NO_TRAFFIC
+    if instruction.opcode in _SLICED:  # its start lists the whole operand: the slice comes from HBM
+        traffic = sum(array.num_bytes for array in instruction.arrays())
+    elif idle or (starts_or_ends and instruction.opcode != "copy-start"):
+        traffic = 0
+    else:
+        traffic = _hbm_bytes(module, run)
     return XlaOperation(
         name=instruction.name,
         opcode=instruction.opcode,
@@ -122,7 +135,7 @@ def _operation(module: Module, run: Execution) -> XlaOperation:
         count=run.times,
         cycles=cycles,
         hbm_bytes=traffic,
-        is_async=run.offloaded or instruction.opcode.endswith("-start"),
+        is_async=run.offloaded or starts_or_ends,
     )
 
 
