@@ -108,6 +108,10 @@ class KernelConfig:
         """Whether large losses take a second, exact look at their block."""
         return self.pointwise is None and not self.highest
 
+    def counts_signs(self, threshold: float) -> bool:
+        """Whether items above a threshold are counted as the signs of the logits."""
+        return threshold == 0 and self.bfloat16_elements
+
     @property
     def dim_with_bias(self) -> int:
         """Columns of the gradient accumulator: D, and a register more when there is a bias."""
@@ -305,7 +309,7 @@ def _element(config: KernelConfig, refs: SimpleNamespace, tile: Array | int, par
         refs.loss[:, positions] += sums.loss()
     if config.with_counts:
         for k in range(len(config.logit_thresholds)):
-            refs.counts[pl.ds(k * SUBLANES, SUBLANES), positions] += sums.counts[k]
+            refs.counts[pl.ds(k * SUBLANES, SUBLANES), positions] += sums.count(k)
 
 
 def _add_block_loss(config: KernelConfig, refs: SimpleNamespace, v: Array,
@@ -368,13 +372,16 @@ class _Sums:
         The product of (1 + e^x) leaves float32 once the losses of a chain add up to 83; the sum is
         then infinite, and the block is done again by `add_exact`. The probability is always right.
         """
+        config = self.config
         e = jnp.exp2(z)
-        if self.config.with_loss:
+        if config.with_loss:
             self._multiply(e)
         # Past 2^120 the probability is 1; unlimited, infinity would meet 0 in the product.
-        e = jnp.minimum(e.astype(self.config.element_dtype), self.config.element_dtype(MAX_FACTOR))
+        e = jnp.minimum(e.astype(config.element_dtype), config.element_dtype(MAX_FACTOR))
         w = 1 + e
-        if not self.config.interpret:
+        if not config.with_gradients:
+            return w
+        if not config.interpret:
             return e * _reciprocal(w)
         # The interpreter cannot store its bfloat16 reciprocal.
         return e * (1 / w.astype(jnp.float32)).astype(w.dtype)
@@ -411,8 +418,21 @@ class _Sums:
         """Counts the rows whose logit is above each threshold."""
         config = self.config
         for k, threshold in enumerate(config.logit_thresholds):
+            if self.config.counts_signs(threshold):
+                # The sign survives rounding, and two signs are added in one operation.
+                bits = lax.bitcast_convert_type(z.astype(jnp.bfloat16), jnp.uint16)
+                is_negative = lax.shift_right_logical(bits, jnp.uint16(15))
+                self.counts[k] = _add(self.counts[k], is_negative)
+                continue
             above = z > threshold * config.logit_scale
             self.counts[k] = _add(self.counts[k], _fold(above.astype(jnp.int32)))
+
+    def count(self, k: int) -> Array:
+        """`[8, block_t]` int32 count of the tile for threshold k."""
+        if not self.config.counts_signs(self.config.logit_thresholds[k]):
+            return self.counts[k]
+        num_rows = self.config.block_v // SUBLANES
+        return num_rows - _fold(self.counts[k].astype(jnp.int32))
 
 
 def _reciprocal(values: Array) -> Array:
