@@ -116,7 +116,8 @@ def _modules(folder: Path) -> set[str]:
 def _source_offences(
     package: str, path: Path, where: str, found: list[Use], ops_init: Path
 ) -> Iterator[str]:
-    public_ops = public_names(ops_init.read_text(encoding="utf-8"))
+    public_modules = {name for name in _modules(ops_init.parent) if not name.startswith("_")}
+    public_ops = public_names(ops_init.read_text(encoding="utf-8")) | public_modules
     for use in found:
         first, *rest = use.parts
         place = f"{where}:{use.line}: {use.name}"

@@ -20,6 +20,7 @@ def repository(tmp_path):
     write("packages/cutbce_ops/tests/oracle.py", "import cutbce_ops._src.a")
     write("packages/cutbce_ops/src/cutbce_ops/_src/hardware.py", "import jax\njax.devices()")
     write("packages/cutbce_ops/src/cutbce_ops/_src/sharded.py", "import jax\njax.lax.psum(1, 'x')")
+    write("packages/cutbce_ops/src/cutbce_ops/lab.py", "")
     write("tools/helper.py", "")
     return write
 
@@ -31,7 +32,7 @@ def test_this_repository_passes():
 def test_a_good_repository_passes(repository):
     root = repository(
         "packages/recmodels/src/recmodels/_src/b.py",
-        "import cutbce_ops\nfrom cutbce_ops import f\ncutbce_ops.f()\nmesh.devices\nx.psum()",
+        "import cutbce_ops\nfrom cutbce_ops import f, lab\ncutbce_ops.f()\nmesh.devices\nx.psum()",
     )
     assert list(check_layers.offences(root)) == []
 

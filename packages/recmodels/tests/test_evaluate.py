@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from store_cases import slow_evaluation, tiny_store
-from train_cases import finished_run, small_recipe
+from train_cases import NUM_ITEMS, finished_run, small_recipe
 
 from recmodels import UserError, evaluate, train
 from recmodels._src.bundle import item_vectors
@@ -12,7 +12,7 @@ from recmodels._src.train.run_directory import RunDirectory
 def _slow_hit_and_mrr(run, store, part, hide_seen, k):
     """From the definition: score everything, hide, sort, look. One user at a time."""
     params = run.restore().params
-    vectors = item_vectors(params)
+    vectors = item_vectors(params, NUM_ITEMS + 1)
     queries = make_query_function(run.recipe)
     hits, reciprocal = [], []
     for user in np.flatnonzero(store.lengths >= 27):

@@ -121,12 +121,12 @@ def test_bfloat16_trains_on_float32_weights():
 def test_eight_devices_equal_one():
     script = """
         import jax, numpy as np
-        from test_step import _batch, _counts, small_recipe, initial_state
+        from test_step import VOCAB, _batch, _counts, small_recipe
         from recmodels._src.train.placement import Placement
         recipe, (history, targets) = small_recipe(dropout=0.3), _batch()
         results = []
-        for placement in (Placement(None), Placement.of_this_machine(recipe)):
-            state = jax.device_put(initial_state(recipe, _counts()), placement.state)
+        for placement in (Placement(VOCAB, VOCAB), Placement.of_this_machine(recipe, VOCAB)):
+            state = placement.initial_state(recipe, _counts())
             step = placement.compile_step(recipe)
             for _ in range(2):
                 state, metrics = step(state, history, targets, None)

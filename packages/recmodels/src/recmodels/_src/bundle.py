@@ -51,7 +51,7 @@ def write_bundle(
     Raises:
         UserError: `path` exists and `overwrite` is False.
     """
-    vectors = item_vectors(params)
+    vectors = item_vectors(params, store.num_items + 1)
     with atomic_folder(Path(path), overwrite=overwrite) as folder:
         np.save(folder / "item_embeddings.npy", vectors)
         encoder = export_query_encoder(recipe, params, vectors.shape[1])
@@ -65,11 +65,16 @@ def write_bundle(
         (folder / "bundle.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def item_vectors(params: dict) -> np.ndarray:
-    """`[V, Dq]` float32 vectors whose dot products with queries are scores; row 0 is zero."""
-    vectors = np.array(params["item_embeddings"], np.float32)
+def item_vectors(params: dict, vocab_size: int) -> np.ndarray:
+    """`[V, Dq]` float32 vectors whose dot products with queries are scores; row 0 is zero.
+
+    Args:
+        params: arrays of the model, see `sasrec.build`.
+        vocab_size: V, the table rows in use.
+    """
+    vectors = np.array(params["item_embeddings"], np.float32)[:vocab_size]
     if "output_bias" in params:
-        bias = np.asarray(params["output_bias"], np.float32)
+        bias = np.asarray(params["output_bias"], np.float32)[:vocab_size]
         vectors = np.concatenate([vectors, bias[:, None]], axis=1)
     vectors[0] = 0
     return vectors

@@ -1,6 +1,7 @@
 """Full-catalog evaluation: every user, every item, no sampling, popularity beside the model."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from recmodels._src.errors import TrainingDivergedError, UserError
 from recmodels._src.models import sasrec
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.run_directory import RunDirectory
+from recmodels._src.train.sharded import take_rows
 from recmodels._src.train.step import encoder_graph, is_usable
 
 DEFAULT_KS = (8, 10)
@@ -118,6 +120,7 @@ def evaluate_params(
     hide_seen: bool,
     ks: tuple[int, ...] | None = None,
     item_counts: np.ndarray | None = None,
+    sharding: cutbce_ops.LossSharding | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Evaluates given parameters; see `evaluate`.
@@ -131,6 +134,7 @@ def evaluate_params(
         hide_seen: whether items of the history are taken out of the ranking.
         ks: list lengths of the metrics; None takes 8 and 10, or the catalog when it is smaller.
         item_counts: result of `training_counts`, if at hand.
+        sharding: how the parameters are laid out over a mesh; None on one device.
         progress: whether to show a progress bar.
 
     Raises:
@@ -151,15 +155,17 @@ def evaluate_params(
         delay=_BAR_DELAY_S,
         disable=not progress,
     )
-    for batch in evaluation_batches(store, split, part, recipe.max_length, _USERS_PER_BLOCK):
+    num_shards = 1 if sharding is None else sharding.num_position_shards
+    users_per_block = math.ceil(_USERS_PER_BLOCK / num_shards) * num_shards
+    for batch in evaluation_batches(store, split, part, recipe.max_length, users_per_block):
         real = batch["user"] >= 0
         targets = metrics.distinct(batch["targets"])
         seen = batch["seen"] if hide_seen else np.empty((len(real), 0), np.int32)
         hidden = metrics.distinct(seen)
-        queries = _queries(params, batch["history"], recipe)
+        queries = _queries(params, batch["history"], recipe, sharding)
         _check_finite(_scores_are_finite(queries, largest), step)
         for ranks, found in (
-            (model_ranks, _model_ranks(params, queries, targets, hidden)),
+            (model_ranks, _model_ranks(params, queries, targets, hidden, len(counts), sharding)),
             (popularity_ranks, metrics.popularity_ranks(counts, targets, hidden)),
         ):
             # A held-out item that is hidden can never be recommended: behind every other item.
@@ -193,20 +199,24 @@ def training_counts(store: SequenceStore, recipe: Recipe) -> np.ndarray:
     return popularity_counts(store, split, include_short_users=True)
 
 
-def make_query_function(recipe: Recipe) -> QueryFunction:
+def make_query_function(
+    recipe: Recipe, sharding: cutbce_ops.LossSharding | None = None
+) -> QueryFunction:
     """`queries(params, history [Q, S] int32) -> [Q, D] float32`: activation of the last item."""
     encoder = encoder_graph(recipe)
 
     def queries(params: dict, history: Array) -> Array:
-        vectors = params["item_embeddings"][history]
+        vectors = take_rows(params["item_embeddings"], history, sharding)
         return sasrec.encode(encoder, params, vectors, history > 0)[:, -1].astype(jnp.float32)
 
     return queries
 
 
-@jax.jit(static_argnames="recipe")
-def _queries(params: dict, history: Array, recipe: Recipe) -> Array:
-    return make_query_function(recipe)(params, history)
+@jax.jit(static_argnames=("recipe", "sharding"))
+def _queries(
+    params: dict, history: Array, recipe: Recipe, sharding: cutbce_ops.LossSharding | None
+) -> Array:
+    return make_query_function(recipe, sharding)(params, history)
 
 
 def _model_ranks(
@@ -214,6 +224,8 @@ def _model_ranks(
     queries: Array,
     targets: np.ndarray,
     hidden: np.ndarray,
+    vocab_size: int,
+    sharding: cutbce_ops.LossSharding | None,
 ) -> np.ndarray:
     padding_row = np.zeros((len(targets), 1), np.int32)  # row 0 is never recommended
     ranks = _target_ranks(
@@ -222,13 +234,23 @@ def _model_ranks(
         params.get("output_bias"),
         targets.astype(np.int32),
         np.concatenate([padding_row, hidden.astype(np.int32)], axis=1),
+        vocab_size=vocab_size,
+        sharding=sharding,
     )
     return np.asarray(ranks).astype(np.int64)
 
 
-@jax.jit
-def _target_ranks(queries, embeddings, bias, targets, exclude):
-    return cutbce_ops.cut_target_ranks(queries, embeddings, targets, bias=bias, exclude=exclude)
+@jax.jit(static_argnames=("vocab_size", "sharding"))
+def _target_ranks(queries, embeddings, bias, targets, exclude, *, vocab_size, sharding):
+    return cutbce_ops.cut_target_ranks(
+        queries,
+        embeddings,
+        targets,
+        bias=bias,
+        exclude=exclude,
+        vocab_size=vocab_size,
+        sharding=sharding,
+    )
 
 
 @jax.jit

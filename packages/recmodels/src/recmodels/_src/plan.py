@@ -28,18 +28,24 @@ class CompilerFailedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class PlanReport:
-    """Per-chip memory and collectives of one training step, from the TPU compiler."""
+    """Per-chip memory, collectives and time of one training step, from the TPU compiler."""
 
     recipe: str  # name of the recipe
     topology: str  # slice the step was compiled for, e.g. "v6e:2x4"
-    num_chips: int  # chips of the slice; the batch is split over them
-    num_items: int  # catalog without the padding row; the table is on every chip
+    mesh: str  # chips along each axis, e.g. "data=4,model=2"; the batch is split over "data"
+    num_chips: int  # chips of the slice
+    num_items: int  # catalog without the padding row
+    is_table_sharded: bool  # rows split over all chips; False: the table is on every chip
     arguments_bytes: int  # HBM per chip: state and batch
     outputs_bytes: int  # HBM per chip: new state and metrics
     aliased_bytes: int  # outputs that reuse the memory of an argument
     temporaries_bytes: int  # HBM per chip: everything in between
     peak_bytes: int  # highest use of HBM per chip
-    collectives: list[dict[str, Any]]  # kind, shape, bytes, count; a loop body counts once
+    collectives: list[dict[str, Any]]  # kind, shape, bytes, count, axes and ms of alike ones
+    step_ms: float  # estimated time of a step
+    bound: str  # the resource that is busy longest: a unit of the core, HBM or ICI (the links)
+    busy_ms: dict[str, float]  # how long each resource would be busy by itself
+    notes: list[str]  # what is missing from the time or was guessed
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
@@ -47,8 +53,8 @@ class PlanReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.recipe} on {self.topology} ({self.num_chips} chips), {self.num_items} items, "
-            f"table replicated: {ESTIMATE}",
+            f"{self.recipe} on {self.topology} ({self.mesh}), {self.num_items} items, "
+            f"table {'sharded' if self.is_table_sharded else 'replicated'}: {ESTIMATE}",
             "HBM per chip",
         ]
         for name in ("arguments", "outputs", "aliased", "temporaries", "peak"):
@@ -58,15 +64,22 @@ class PlanReport:
             shapes = entry["shape"].split(", ")
             shape = shapes[0] if len(shapes) == 1 else f"{len(shapes)} arrays"
             size = f"{entry['bytes'] / 1024**2:.3f} MiB"
-            lines.append(f"  {entry['count']} x {entry['kind']} of {shape}, {size} each")
+            lines.append(
+                f"  {entry['count']} x {entry['kind']} over {','.join(entry['axes']) or '?'} of "
+                f"{shape}, {size} each, {entry['ms']:.3f} ms in all"
+            )
+        lines.append(f"one step: {self.step_ms:.2f} ms, bound by {self.bound} ({ESTIMATE})")
+        busy = sorted(self.busy_ms.items(), key=lambda item: -item[1])[:5]
+        lines.append("  busy: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in busy))
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def plan(recipe: str | Recipe, *, topology: str, num_items: int) -> PlanReport:
     """Compiles the whole training step of a recipe for a TPU slice and reports what it needs.
 
-    The step is the trainer's own: forward, loss, gradients, AdamW, state donated, batch split over
-    the chips, table replicated. It takes a minute or so and needs the `tpu-plan` extra, no TPU.
+    The step is the trainer's own: forward, loss, gradients, AdamW, state donated, laid out as the
+    recipe's `mesh` and `table` say. It takes a minute or so and needs the `tpu-plan` extra, no TPU.
 
     Args:
         recipe: a recipe or the name of a built-in one.
@@ -74,11 +87,11 @@ def plan(recipe: str | Recipe, *, topology: str, num_items: int) -> PlanReport:
         num_items: size of the catalog.
 
     Returns:
-        Memory and collectives per chip.
+        Memory per chip, collectives and estimated time.
 
     Raises:
-        UserError: libtpu is missing, the slice is unknown, the batch does not divide over the chips
-            or the step does not fit.
+        UserError: libtpu is missing, the slice is unknown, mesh or batch do not suit its chips, or
+            the step does not fit.
         CompilerFailedError: the compiler failed.
     """
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe

@@ -4,86 +4,82 @@ The process gets its environment from `plan` before JAX is loaded. It reads the 
 one argument and prints the answer, both JSON; a caller's mistake is answered with `{"error": …}`.
 """
 
+import dataclasses
+import functools
 import json
-import math
-import re
 import sys
-from collections import Counter
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 
+from cutbce_ops import tpu_lab
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
-from recmodels._src.train.placement import DATA_AXIS, Placement
-from recmodels._src.train.step import initial_state
-
-_COLLECTIVE = re.compile(
-    r"= (?P<shape>\S.*?) "
-    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
-_ARRAY = re.compile(r"(?P<dtype>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<dims>[\d,]*)\]")
-_BOOL_BITS = 8  # a "pred" takes a byte
+from recmodels._src.train.placement import Placement
 
 
 def compile_step(recipe: Recipe, topology: str, num_items: int) -> dict[str, Any]:
-    """Memory per chip and collectives of the recipe's step on the slice, without allocating arrays.
+    """What the recipe's step needs on the slice, without allocating arrays.
 
     Raises:
-        UserError: no such topology, or the batch does not divide over its chips.
+        UserError: no such topology, or mesh or batch do not suit its chips.
+        tpu_lab.DoesNotFitError: the step needs more memory than a chip has.
     """
-    mesh = _mesh(topology)
-    placement = Placement.over(mesh, recipe)
-    history = jax.ShapeDtypeStruct((recipe.batch_size, recipe.max_length), np.int32)
-    targets = jax.ShapeDtypeStruct((*history.shape, recipe.num_targets), np.int32)
-    counts = jax.ShapeDtypeStruct((num_items + 1,), np.float32)
-    state = jax.eval_shape(lambda counts: initial_state(recipe, counts), counts)
-    step = placement.compile_step(recipe)
-    compiled = step.lower(state, history, targets, None).compile()  # type: ignore[attr-defined]
-    memory = compiled.memory_analysis()
+    placement = Placement.over(_chips(topology), recipe, num_items + 1)
+    state = placement.state(recipe)
+    history = _batch((recipe.batch_size, recipe.max_length), placement)
+    targets = _batch((*history.shape, recipe.num_targets), placement)
+    is_spread = placement.mesh is not None
+    report = tpu_lab.compile_for(
+        functools.partial(placement.step(recipe), capacity=None),
+        topology,
+        state,
+        history,
+        targets,
+        out_shardings=placement.step_results(state) if is_spread else None,
+        donate_argnums=0,
+        mesh=placement.mesh,
+    )
     return {
-        "num_chips": mesh.size,
-        "arguments_bytes": memory.argument_size_in_bytes,
-        "outputs_bytes": memory.output_size_in_bytes,
-        "aliased_bytes": memory.alias_size_in_bytes,
-        "temporaries_bytes": memory.temp_size_in_bytes,
-        "peak_bytes": memory.peak_memory_in_bytes,
-        "collectives": collectives(compiled.as_text()),
+        "mesh": placement.describe_mesh(),
+        "is_table_sharded": placement.is_table_sharded,
+        "num_chips": placement.num_devices,
+        **dataclasses.asdict(report.memory),
+        "collectives": [_collective(item) for item in report.collectives],
+        "step_ms": report.step_seconds * 1e3,
+        "bound": report.bound,
+        "busy_ms": {name: seconds * 1e3 for name, seconds in report.busy_seconds.items()},
+        "notes": list(report.notes),
     }
 
 
-def collectives(hlo: str) -> list[dict[str, Any]]:
-    """Collectives in optimised HLO text: kind, result shape, bytes of one, and how many."""
-    found = Counter((match["kind"], _short(match["shape"])) for match in _COLLECTIVE.finditer(hlo))
-    return [
-        {"kind": kind, "shape": shape, "bytes": _num_bytes(shape), "count": count}
-        for (kind, shape), count in sorted(
-            found.items(), key=lambda entry: -_num_bytes(entry[0][1])
-        )
-    ]
+def _batch(shape: tuple[int, ...], placement: Placement) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=placement.batch)
 
 
-def _short(shape: str) -> str:
-    return ", ".join(match[0] for match in _ARRAY.finditer(shape))
+def _collective(estimate: tpu_lab.CollectiveEstimate) -> dict[str, Any]:
+    one = estimate.collective
+    return {
+        "kind": one.kind,
+        "shape": one.shape,
+        "bytes": one.num_bytes,
+        "count": one.count,
+        "axes": list(one.axes),
+        "ms": estimate.seconds * 1e3,
+    }
 
 
-def _num_bytes(shape: str) -> int:
-    total = 0
-    for match in _ARRAY.finditer(shape):
-        dims = [int(size) for size in match["dims"].split(",") if size]
-        total += math.prod(dims) * int(match["bits"] or _BOOL_BITS) // 8
-    return total
-
-
-def _mesh(topology: str) -> jax.sharding.Mesh:
+def _chips(topology: str) -> list[Any]:
     try:
         slice_ = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except Exception as error:  # libtpu raises several types for one mistake
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"`topology` {topology!r} is not known to libtpu ({reason}).") from error
-    return topologies.make_mesh(slice_, (len(slice_.devices),), (DATA_AXIS,))
+    # In an order that keeps neighbours in the mesh near each other on the slice.
+    mesh = topologies.make_mesh(slice_, (len(slice_.devices),), ("chips",))
+    return list(mesh.devices.flat)
 
 
 def main() -> None:
@@ -95,9 +91,7 @@ def main() -> None:
         )
     except UserError as error:
         answer = {"error": str(error)}
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+    except tpu_lab.DoesNotFitError as error:
         answer = {"does_not_fit": " ".join(str(error).split())}
     print(json.dumps(answer))
 

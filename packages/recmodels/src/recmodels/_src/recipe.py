@@ -11,6 +11,10 @@ from recmodels._src.errors import UserError
 GradientMode = Literal["auto", "fused", "recompute"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Precision = Literal["default", "bfloat16", "highest"]
+TableLayout = Literal["auto", "replicated", "sharded"]
+
+DATA_AXIS, MODEL_AXIS = "data", "model"
+_ALL_DEVICES = "auto"
 
 
 def _help(text: str) -> dict[str, str]:
@@ -75,6 +79,20 @@ class Recipe:
         metadata=_help("type of matrix products; weights, softmax and loss stay float32"),
     )
     precision: Precision = field(default="default", metadata=_help("matrix precision of the loss"))
+    mesh: str = field(
+        default=_ALL_DEVICES,
+        metadata=_help(
+            "devices to train on, such as data=8 or data=4,model=2: data splits the batch, both "
+            "together a sharded table; auto is all of them along data"
+        ),
+    )
+    table: TableLayout = field(
+        default="auto",
+        metadata=_help(
+            "item table with its optimizer state: whole on every device, or sharded by rows over "
+            "all of them; auto shards from 100,000 items up"
+        ),
+    )
     log_every: int = field(default=50, metadata=_help("steps between loss records"))
     evaluate_every: int = field(
         default=500, metadata=_help("steps between evaluations on the dev part")
@@ -91,6 +109,7 @@ class Recipe:
             value = getattr(self, name)
             if not holds(self, value):
                 raise UserError(f"`{name}` must be {rule.format(self)}; got {value!r}.")
+        parse_mesh(self.mesh)
 
     def override(self, **values: Any) -> "Recipe":
         """The same recipe with some fields changed; unknown names raise `UserError`."""
@@ -102,6 +121,33 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+def parse_mesh(mesh: str) -> dict[str, int]:
+    """Devices along each axis of the mesh that a recipe's `mesh` describes; empty for "auto".
+
+    Raises:
+        UserError: it is not of the form "data=8" or "data=4,model=2".
+    """
+    if mesh == _ALL_DEVICES:
+        return {}
+    sizes = {}
+    for part in mesh.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in (DATA_AXIS, MODEL_AXIS) or axis in sizes or not _is_count(size):
+            sizes = {}
+            break
+        sizes[axis] = int(size)
+    if DATA_AXIS not in sizes:
+        raise UserError(
+            f'`mesh` must be "{_ALL_DEVICES}" or device counts such as "{DATA_AXIS}=8" or '
+            f'"{DATA_AXIS}=4,{MODEL_AXIS}=2"; got {mesh!r}.'
+        )
+    return sizes
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
 
 
 def _checked(declared: "dataclasses.Field[Any]", value: Any) -> Any:

@@ -64,6 +64,8 @@ class HistoryEncoder(nnx.Module):
         history_vectors: Array,
         history_mask: Array,
         dropout_key: Array | None = None,
+        *,
+        recompute: bool = False,
     ) -> Array:
         """Activations of every position.
 
@@ -71,6 +73,8 @@ class HistoryEncoder(nnx.Module):
             history_vectors: `[B, S, D]` float32 item vectors, most recent last, S = max_length.
             history_mask: `[B, S]`, False on padding. An all-False row gives finite activations.
             dropout_key: random key in training; None in evaluation (no dropout).
+            recompute: whether the backward pass computes each block's inside again instead of
+                keeping it.
 
         Returns:
             `[B, S, D]` in the recipe's compute type; positions on padding carry no meaning.
@@ -83,7 +87,8 @@ class HistoryEncoder(nnx.Module):
         causal = jnp.tril(jnp.ones((length, length), bool))
         visible = causal & history_mask[:, None, None, :]
         for layer, block in enumerate(self.blocks):
-            stream = block(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]))
+            run = jax.checkpoint(block) if recompute else block
+            stream = run(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]))
         return self.final_norm(stream)
 
     def _draw_dropout(self, shape: tuple[int, ...], key: Array | None) -> Sequence[Array | None]:
@@ -131,9 +136,12 @@ def encode(
     history_vectors: Array,
     history_mask: Array,
     dropout_key: Array | None = None,
+    *,
+    recompute: bool = False,
 ) -> Array:
     """Activations of every position; see `HistoryEncoder.__call__`."""
-    return nnx.merge(encoder, params["encoder"])(history_vectors, history_mask, dropout_key)
+    model = nnx.merge(encoder, params["encoder"])
+    return model(history_vectors, history_mask, dropout_key, recompute=recompute)
 
 
 def popularity_bias(counts: Array, num_targets: int) -> Array:

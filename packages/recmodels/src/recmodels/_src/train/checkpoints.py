@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import grain
-import jax
 import orbax.checkpoint as ocp
 
 from recmodels._src.atomic import writing
@@ -48,12 +47,9 @@ class Checkpoints:
         with writing(Path(self._manager.directory) / str(step)):
             self._manager.save(step, args=args)
 
-    def restore_state(self, like: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
-        """The newest state, placed by `sharding`; `like` gives structure, shapes and dtypes."""
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like
-        )
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+    def restore_state(self, like: TrainState) -> TrainState:
+        """The newest state in the shapes, dtypes and shardings of `like`."""
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         return self._restore(args)["state"]
 
     def restore_data(self, data: Iterator[Any]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -27,7 +26,7 @@ from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.run_directory import RunDirectory
-from recmodels._src.train.step import StepMetrics, TrainState, initial_state, is_usable
+from recmodels._src.train.step import StepMetrics, TrainState, is_usable
 
 # A batch with more positions than this many standard deviations above the mean computes the loss
 # for all of them, padding too: rare, and it costs a second compilation.
@@ -79,8 +78,9 @@ def train(
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
     data = train_batches(store, recipe)
     _check_evaluable(recipe, store)
-    placement = Placement.of_this_machine(recipe)
-    run = RunDirectory.create_or_resume(run_dir, recipe, store)
+    placement = Placement.of_this_machine(recipe, store.num_items + 1)
+    run = RunDirectory.create_or_resume(run_dir, recipe, store, num_rows=placement.num_rows)
+    placement = placement.with_rows(run.num_rows)
     with run.locked():
         if run.summary is not None:
             if not (run.path / "bundle" / "bundle.json").exists():
@@ -105,7 +105,7 @@ def _train(
         try:
             trainer = _Trainer(run, store, counts, placement, checkpoints, log, progress)
             state, step_ms = trainer.fit(state, data)
-            _finish(run, store, state, counts, log, step_ms, progress)
+            _finish(run, store, placement, state, counts, log, step_ms, progress)
         finally:
             log.close()
     finally:
@@ -182,6 +182,7 @@ class _Trainer:
                 step=step,
                 hide_seen=recipe.hide_seen,
                 item_counts=self.counts,
+                sharding=self.placement.loss_sharding,
                 progress=False,
             )
             self.log.write(step, "dev", dev.model)
@@ -268,15 +269,15 @@ def _start(
     counts: np.ndarray,
 ) -> TrainState:
     if checkpoints.latest_step is None:
-        state = initial_state(run.recipe, counts.astype(np.float32))
-        return jax.device_put(state, placement.state)
+        return placement.initial_state(run.recipe, counts)
     checkpoints.restore_data(data)
-    return checkpoints.restore_state(run.abstract_state(), placement.state)
+    return checkpoints.restore_state(placement.state(run.recipe))
 
 
 def _finish(
     run: RunDirectory,
     store: SequenceStore,
+    placement: Placement,
     state: TrainState,
     counts: np.ndarray,
     log: MetricsLog,
@@ -292,6 +293,7 @@ def _finish(
         step=step,
         hide_seen=run.recipe.hide_seen,
         item_counts=counts,
+        sharding=placement.loss_sharding,
         progress=progress,
     )
     log.write(step, "test", test.model)

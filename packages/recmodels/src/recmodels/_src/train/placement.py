@@ -1,51 +1,120 @@
 """Where the training state and the batches live, on one device or on a mesh of them."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import cutbce_ops
 from recmodels._src.errors import UserError
-from recmodels._src.recipe import Recipe
-from recmodels._src.train.step import TrainStep, make_train_step
+from recmodels._src.recipe import DATA_AXIS, Recipe, parse_mesh
+from recmodels._src.train.step import (
+    TrainState,
+    TrainStep,
+    initial_state,
+    make_train_step,
+)
 
-DATA_AXIS = "data"
+SHARDED_FROM_ITEMS = 100_000  # catalogs from this size on are spread over the mesh by default
+# Rows of a spread table are filled up to a multiple of this, which the usual numbers of devices
+# divide: the shapes in a checkpoint then do not depend on the mesh.
+_ROWS_MULTIPLE = 1024
+# Arrays with one entry for every table row, by the last name on their path. The optimizer's moments
+# have the same paths.
+_BY_ROW = ("item_embeddings", "output_bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Data parallelism: the state on every device, the batch split over all of them."""
+    """Layout of state and batch.
 
-    mesh: Mesh | None  # one axis called "data"; None means one device and no sharding at all
+    The batch is split over the mesh axis "data". The table, its bias and their optimizer moments
+    are on every device, or spread by rows over all axes; everything else is on every device.
+    """
+
+    vocab_size: int  # table rows in use: the catalog and the padding row
+    num_rows: int  # table rows in memory; those from `vocab_size` on stay zero
+    mesh: Mesh | None = None  # None means one device and no sharding at all
+    is_table_sharded: bool = False  # only on a mesh
 
     @classmethod
-    def of_this_machine(cls, recipe: Recipe) -> "Placement":
-        """All devices of this process when there are several.
+    def of_this_machine(cls, recipe: Recipe, vocab_size: int) -> "Placement":
+        """The devices of this process that the recipe's mesh asks for.
 
         Raises:
-            UserError: the batch cannot be split evenly over them.
+            UserError: there are fewer devices, or the batch cannot be split evenly over them.
         """
         devices = jax.local_devices()
-        if len(devices) == 1:
-            return cls(None)
-        return cls.over(jax.make_mesh((len(devices),), (DATA_AXIS,), devices=devices), recipe)
+        axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
+        num_devices = math.prod(axes.values())
+        if num_devices > len(devices):
+            raise UserError(
+                f"`mesh` {recipe.mesh} needs {num_devices} devices; this machine has "
+                f"{len(devices)}."
+            )
+        return cls.over(devices[:num_devices], recipe, vocab_size)
 
     @classmethod
-    def over(cls, mesh: Mesh, recipe: Recipe) -> "Placement":
-        """The devices of `mesh`; see `of_this_machine`."""
-        if recipe.batch_size % mesh.size:
+    def over(cls, devices: Sequence[Any], recipe: Recipe, vocab_size: int) -> "Placement":
+        """Exactly these devices, in the shape of the recipe's mesh; see `of_this_machine`."""
+        axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
+        if math.prod(axes.values()) != len(devices):
+            raise UserError(f"`mesh` {recipe.mesh} does not fit the {len(devices)} devices.")
+        if recipe.batch_size % axes[DATA_AXIS]:
             raise UserError(
-                f"`batch_size` must be a multiple of the {mesh.size} devices; "
-                f"got {recipe.batch_size}."
+                f"`batch_size` must be a multiple of the {axes[DATA_AXIS]} devices along "
+                f'"{DATA_AXIS}"; got {recipe.batch_size}.'
             )
+        num_rows, is_sharded = vocab_size, _is_table_sharded(recipe, vocab_size)
+        if is_sharded:
+            multiple = math.lcm(_ROWS_MULTIPLE, len(devices))
+            num_rows = math.ceil(vocab_size / multiple) * multiple
+        if len(devices) == 1:
+            return cls(vocab_size, num_rows)
         # Auto axes: the partitioner derives the rest of the step from state, batch and loss.
-        axis_types = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
-        return cls(Mesh(mesh.devices, mesh.axis_names, axis_types=axis_types))
+        axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
+        grid = np.asarray(devices).reshape(tuple(axes.values()))
+        mesh = Mesh(grid, tuple(axes), axis_types=axis_types)
+        return cls(vocab_size, num_rows, mesh, is_sharded)
+
+    def with_rows(self, num_rows: int) -> "Placement":
+        """The same layout for the table of an existing run.
+
+        Raises:
+            UserError: its rows cannot be split evenly over the devices.
+        """
+        if self.is_table_sharded and num_rows % self.num_devices:
+            raise UserError(
+                f"the table of this run has {num_rows} rows, which {self.num_devices} devices "
+                "cannot share evenly; continue on as many devices as before."
+            )
+        return dataclasses.replace(self, num_rows=num_rows)
 
     @property
-    def state(self) -> jax.sharding.Sharding:
-        """Sharding of every array of the training state."""
+    def num_devices(self) -> int:
+        """Devices in use."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def describe_mesh(self) -> str:
+        """The mesh as a recipe writes it."""
+        axes = {DATA_AXIS: 1} if self.mesh is None else self.mesh.shape
+        return ",".join(f"{axis}={size}" for axis, size in axes.items())
+
+    @property
+    def loss_sharding(self) -> cutbce_ops.LossSharding | None:
+        """Layout of positions and table rows; None on one device."""
+        if self.mesh is None:
+            return None
+        rows = self.mesh.axis_names if self.is_table_sharded else None
+        return cutbce_ops.LossSharding(self.mesh, position_axes=DATA_AXIS, vocabulary_axes=rows)
+
+    @property
+    def replicated(self) -> jax.sharding.Sharding:
+        """Sharding of what every device has whole."""
         if self.mesh is None:
             return SingleDeviceSharding(jax.local_devices()[0])
         return NamedSharding(self.mesh, PartitionSpec())
@@ -54,18 +123,66 @@ class Placement:
     def batch(self) -> jax.sharding.Sharding:
         """Sharding of history and targets: split along the first axis."""
         if self.mesh is None:
-            return self.state
+            return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(DATA_AXIS))
+
+    def state(self, recipe: Recipe) -> TrainState:
+        """Shapes, dtypes and shardings of the training state, without allocating it."""
+        counts = jax.ShapeDtypeStruct((self.vocab_size,), np.float32)
+        shapes = jax.eval_shape(
+            lambda counts: initial_state(recipe, counts, num_rows=self.num_rows), counts
+        )
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=self._sharding_of(path)
+            ),
+            shapes,
+        )
+
+    def initial_state(self, recipe: Recipe, item_counts: np.ndarray) -> TrainState:
+        """State before the first step, every part of it made where it belongs.
+
+        Args:
+            recipe: what is trained.
+            item_counts: `[vocab_size]` training interactions per row.
+        """
+        make = jax.jit(
+            lambda counts: initial_state(recipe, counts, num_rows=self.num_rows),
+            out_shardings=_shardings(self.state(recipe)),
+        )
+        return make(item_counts.astype(np.float32))
 
     def compile_step(self, recipe: Recipe) -> TrainStep:
         """The compiled `step(state, history, targets, capacity)`; it consumes the state it gets."""
-        loss_sharding = None
-        if self.mesh is not None:
-            loss_sharding = cutbce_ops.LossSharding(self.mesh, position_axes=DATA_AXIS)
+        state = self.state(recipe)
         return jax.jit(
-            make_train_step(recipe, sharding=loss_sharding),
+            self.step(recipe),
             static_argnums=3,
             donate_argnums=0,
-            in_shardings=(self.state, self.batch, self.batch),
-            out_shardings=self.state,
+            in_shardings=(_shardings(state), self.batch, self.batch),
+            out_shardings=self.step_results(state),
         )
+
+    def step(self, recipe: Recipe) -> TrainStep:
+        """The step before compilation."""
+        return make_train_step(recipe, vocab_size=self.vocab_size, sharding=self.loss_sharding)
+
+    def step_results(self, state: TrainState) -> Any:
+        """Shardings of what the step returns, the state as `state` has it."""
+        return _shardings(state), self.replicated
+
+    def _sharding_of(self, path: tuple[Any, ...]) -> jax.sharding.Sharding:
+        is_by_row = any(getattr(entry, "key", None) in _BY_ROW for entry in path)
+        if self.mesh is None or not (self.is_table_sharded and is_by_row):
+            return self.replicated
+        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+
+
+def _is_table_sharded(recipe: Recipe, vocab_size: int) -> bool:
+    if recipe.table != "auto":
+        return recipe.table == "sharded"
+    return vocab_size > SHARDED_FROM_ITEMS  # one row is padding
+
+
+def _shardings(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from recmodels._src.atomic import atomic_file
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.checkpoints import Checkpoints
-from recmodels._src.train.step import TrainState, initial_state
+from recmodels._src.train.placement import Placement
+from recmodels._src.train.step import TrainState
 
 FORMAT, VERSION = "recmodels-run", 1
 _VERSIONED_PACKAGES = ("recmodels", "cutbce-ops", "jax", "jaxlib", "flax", "optax", "grain")
@@ -35,12 +33,19 @@ class RunDirectory:
     path: Path  # the folder
     recipe: Recipe  # what is trained
     store: dict[str, Any]  # identity of the sequence store: path, digest and counts
+    num_rows: int  # rows of the item table, unused ones at its end included
 
     @classmethod
     def create_or_resume(
-        cls, path: str | Path, recipe: Recipe, store: SequenceStore
+        cls, path: str | Path, recipe: Recipe, store: SequenceStore, *, num_rows: int
     ) -> "RunDirectory":
         """Starts a run in `path`, or continues the one that is there with the same settings.
+
+        Args:
+            path: folder of the run.
+            recipe: what is trained.
+            store: the sequences.
+            num_rows: rows of the item table of a new run; an old one keeps its own.
 
         Raises:
             UserError: `path` holds something else, or a run with another recipe or store.
@@ -52,7 +57,7 @@ class RunDirectory:
             return run
         if path.exists() and (not path.is_dir() or any(_visible(path))):
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
-        run = cls(path, recipe, _identity(store))
+        run = cls(path, recipe, _identity(store), num_rows)
         run.write_json("config.json", run._config())
         return run
 
@@ -67,7 +72,12 @@ class RunDirectory:
         try:
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
             if (config["format"], config["version"]) == (FORMAT, VERSION):
-                return cls(path, Recipe(**config["recipe"]), _checked_identity(config["store"]))
+                store = _checked_identity(config["store"])
+                vocab_size = store["num_items"] + 1
+                num_rows = config.get("table_rows", vocab_size)
+                if type(num_rows) is not int or num_rows < vocab_size:
+                    raise ValueError(f"table_rows is {num_rows!r}")
+                return cls(path, Recipe(**config["recipe"]), store, num_rows)
         except OSError:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
         except (KeyError, TypeError, ValueError) as error:  # ValueError: no JSON, text or recipe
@@ -144,14 +154,8 @@ class RunDirectory:
         """The checkpoint folder, for writing."""
         return Checkpoints(self.path / "checkpoints", self.recipe.keep_checkpoints)
 
-    def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of the training state, without allocating it."""
-        vocab_size = self.store["num_items"] + 1
-        counts = jax.ShapeDtypeStruct((vocab_size,), np.int32)
-        return jax.eval_shape(lambda counts: initial_state(self.recipe, counts), counts)
-
     def restore(self) -> TrainState:
-        """State of the newest checkpoint.
+        """State of the newest checkpoint, on one device.
 
         Raises:
             UserError: there is no complete checkpoint yet.
@@ -160,9 +164,9 @@ class RunDirectory:
         checkpoints = Checkpoints(folder, None) if folder.exists() else None
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        one_device = Placement(self.store["num_items"] + 1, self.num_rows)
         try:
-            return checkpoints.restore_state(self.abstract_state(), device)
+            return checkpoints.restore_state(one_device.state(self.recipe))
         finally:
             checkpoints.close()
 
@@ -177,6 +181,7 @@ class RunDirectory:
             "version": VERSION,
             "recipe": self.recipe.to_dict(),
             "store": self.store,
+            "table_rows": self.num_rows,
             "versions": {name: installed_version(name) for name in _VERSIONED_PACKAGES},
         }
 

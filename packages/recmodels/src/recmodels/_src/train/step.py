@@ -1,20 +1,20 @@
 """One training step as a pure function: forward, loss over the whole catalog, gradients, update."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 
 import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
 from recmodels._src.models import sasrec
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.optimizer import make_optimizer
+from recmodels._src.train.sharded import add_rows, take_rows
 
 
 class TrainState(NamedTuple):
@@ -34,18 +34,31 @@ class StepMetrics(NamedTuple):
 
 TrainStep = Callable[..., tuple[TrainState, StepMetrics]]
 
+# From this many rows on the loss takes so much longer than the encoder that a second pass through
+# the encoder costs next to nothing, and the memory it frees is worth having.
+RECOMPUTE_FROM_ROWS = 100_000
 
-@jax.jit(static_argnames="recipe")
-def initial_state(recipe: Recipe, item_counts: Array) -> TrainState:
+
+@jax.jit(static_argnames=("recipe", "num_rows"))
+def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = None) -> TrainState:
     """State before the first step; the output bias starts at the popularity of the items.
 
     Args:
         recipe: sizes, seed and optimizer.
-        item_counts: `[V]` training interactions per row; V is the number of table rows.
+        item_counts: `[V]` training interactions per row; V is the number of table rows in use.
+        num_rows: table rows in memory, V by default. Further ones are zero and stay zero, and the
+            others do not depend on how many there are.
     """
-    _, params = sasrec.build(recipe, item_counts.shape[0])
+    vocab_size = item_counts.shape[0]
+    num_unused = 0 if num_rows is None else num_rows - vocab_size
+    _, params = sasrec.build(recipe, vocab_size + num_unused)
+    if num_unused:
+        table = params["item_embeddings"]
+        is_used = jnp.arange(table.shape[0]) < vocab_size
+        params["item_embeddings"] = jnp.where(is_used[:, None], table, 0)
     if recipe.output_bias:
-        params["output_bias"] = sasrec.popularity_bias(item_counts, recipe.num_targets)
+        bias = sasrec.popularity_bias(item_counts, recipe.num_targets)
+        params["output_bias"] = jnp.pad(bias, (0, num_unused))
     return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(recipe).init(params))
 
 
@@ -62,7 +75,10 @@ def encoder_graph(recipe: Recipe) -> "nnx.GraphDef[sasrec.HistoryEncoder]":
 
 
 def make_train_step(
-    recipe: Recipe, *, sharding: cutbce_ops.LossSharding | None = None
+    recipe: Recipe,
+    *,
+    vocab_size: int | None = None,
+    sharding: cutbce_ops.LossSharding | None = None,
 ) -> TrainStep:
     """The step function of a recipe: `step(state, history, targets, capacity) -> (state, metrics)`.
 
@@ -77,55 +93,60 @@ def make_train_step(
 
     Args:
         recipe: model, loss and optimizer.
+        vocab_size: table rows in use, all by default.
         sharding: how positions and table are spread over a mesh; None on one device. With a mesh
             `capacity` must be None, since compaction would move positions between devices.
     """
     encoder = encoder_graph(recipe)
     optimizer = make_optimizer(recipe)
 
+    def rows_in_use(params):
+        return params["item_embeddings"].shape[0] if vocab_size is None else vocab_size
+
     def objective(params, history_vectors, history, targets, capacity, dropout_key):
-        activations = sasrec.encode(encoder, params, history_vectors, history > 0, dropout_key)
+        activations = sasrec.encode(
+            encoder,
+            params,
+            history_vectors,
+            history > 0,
+            dropout_key,
+            recompute=rows_in_use(params) >= RECOMPUTE_FROM_ROWS,
+        )
         activations, targets, weights = _positions_with_targets(activations, targets, capacity)
-        loss = cutbce_ops.cut_binary_cross_entropy(
+        return cutbce_ops.cut_binary_cross_entropy(
             activations,
             params["item_embeddings"],
             targets,
             position_weights=weights,
             bias=params.get("output_bias"),
+            vocab_size=rows_in_use(params),
             label_smoothing=recipe.label_smoothing,
             gradient_mode=recipe.gradient_mode,
             precision=recipe.precision,
             sharding=sharding,
         )
-        # The mean over the catalog makes gradients shrink with its size, below Adam's epsilon for
-        # large ones. The sum over the catalog has the same minimum and no such scale.
-        return loss * params["item_embeddings"].shape[0], loss
 
     def step(state, history, targets, capacity=None):
         dropout_key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        vectors = state.params["item_embeddings"][history]
-        gradient_of = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
-        (_, loss), (gradients, d_vectors) = gradient_of(
+        vectors = take_rows(state.params["item_embeddings"], history, sharding)
+        loss, (gradients, d_vectors) = jax.value_and_grad(objective, argnums=(0, 1))(
             state.params, vectors, history, targets, capacity, dropout_key
         )
         # Adding the rows read by the histories to the finished table gradient keeps one [V, D]
-        # buffer; differentiating through the gather would make a second one. On a mesh every device
-        # adds all rows: gathering them is [T, D], adding up the devices' tables would be [V, D].
-        rows, d_rows = _replicated((history, d_vectors), sharding)
-        gradients["item_embeddings"] = gradients["item_embeddings"].at[rows].add(d_rows)
+        # buffer; differentiating through the gather would make a second one.
+        gradients["item_embeddings"] = add_rows(
+            gradients["item_embeddings"], history, d_vectors, sharding
+        )
+        # The mean over the catalog makes gradients shrink with its size, below Adam's epsilon for
+        # large ones. The sum over the catalog has the same minimum and no such scale. Scaling here,
+        # not in the objective, becomes part of the update and takes no second [V, D] buffer.
+        gradients = jax.tree.map(lambda leaf: leaf * rows_in_use(state.params), gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = cast(dict, optax.apply_updates(state.params, updates))
         metrics = StepMetrics(loss, optax.tree.norm(gradients))
         return TrainState(state.step + 1, params, optimizer_state), metrics
 
     return step
-
-
-def _replicated(arrays: Any, sharding: cutbce_ops.LossSharding | None) -> Any:
-    if sharding is None:
-        return arrays
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    return jax.lax.with_sharding_constraint(arrays, everywhere)
 
 
 def _positions_with_targets(
