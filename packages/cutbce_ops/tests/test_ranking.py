@@ -148,3 +148,12 @@ def test_excluded_rows_do_not_tie_with_a_nan_target():
     exclude = jnp.tile(jnp.arange(3), (6, 1))
     ranks = cutbce_ops.cut_target_ranks(queries, table, jnp.full((6, 1), 5), exclude=exclude)
     assert ranks[:, 0].tolist() == [196] * 6  # every other row that competes
+
+
+def test_a_chunk_filled_up_with_queries_comes_to_an_end():
+    """5 queries in chunks of 3: the sixth excludes rows that lie before every later block."""
+    queries, table, bias, exclude = make(num_queries=5)
+    rows, ranks = ranks_of_top_k(queries, table, bias, exclude, 8)
+    want = oracle.scores(queries, table, bias, exclude)
+    np.testing.assert_array_equal(rows, np.argsort(-want, axis=1, kind="stable")[:, :8])
+    assert ranks.tolist() == [list(range(8))] * 5

@@ -1,7 +1,9 @@
 """Sharded equals unsharded, for every way of laying positions and rows over 8 devices."""
 
+import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,26 +11,19 @@ import numpy as np
 import pytest
 from cases import Case, make_problem
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from layouts import (
+    LAYOUTS,
+    Inputs,
+    assert_equal,
+    everything,
+    learning,
+    loss_and_aux,
+    ranking,
+    specs,
+)
 from tolerances import relative_l2
 
 import cutbce_ops
-
-LAYOUTS = [
-    ("data", None),
-    (None, "data"),
-    ("data", "data"),
-    ("data", "model"),
-    ("data", ("data", "model")),
-    (("data", "model"), ("data", "model")),
-    (("data", "model"), "model"),
-    (("model", "data"), "data"),
-    (None, None),
-]
-CASES = [
-    Case(num_positions=29, vocab_size=1003, bias=True, weights="random", targets="outside"),
-    Case(num_positions=3, vocab_size=9, bias=True),  # some shards hold no row and no position
-    Case(vocab_size=600, unused_rows=40, bias=True, label_smoothing=0.1, pos_weight=3.0),
-]
 
 
 @pytest.fixture(scope="module")
@@ -36,41 +31,138 @@ def mesh():
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
-def run(problem, sharding, mode):
-    def loss(activations, embeddings, bias):
-        return cutbce_ops.cut_binary_cross_entropy_with_aux(
-            activations, embeddings, problem.targets, position_weights=problem.weights,
-            sharding=sharding, gradient_mode=mode, **problem.options(bias=bias),
-        )  # fmt: skip
-
-    argnums = (0, 1) if problem.bias is None else (0, 1, 2)
-    function = jax.jit(jax.value_and_grad(loss, argnums, has_aux=True))
-    return function(problem.activations, problem.embeddings, problem.bias)
-
-
 @functools.cache
-def unsharded(case: Case):
-    return run(make_problem(case), None, "fused")
+def unsharded(num_positions: int, num_rows: int, vocab_size: int | None = None):
+    return everything(Inputs.random(num_positions, num_rows), None, vocab_size)
 
 
-# Every layout with the case that divides nothing; the other cases where both axes are split.
-COMBINATIONS = [(layout, CASES[0], "fused") for layout in LAYOUTS]
-COMBINATIONS += [(layout, case, "fused") for layout in LAYOUTS[4:7:2] for case in CASES[1:]]
-COMBINATIONS += [(layout, CASES[0], "recompute") for layout in LAYOUTS[:7:3]]
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_automatic_axes(mesh, layout):
+    """Positions, rows and catalog divide over nothing."""
+    got = everything(Inputs.random(29, 1003), cutbce_ops.LossSharding(mesh, *layout), 1001)
+    assert_equal(got, unsharded(29, 1003, 1001))
 
 
-@pytest.mark.parametrize(
-    ("layout", "case", "mode"), COMBINATIONS, ids=lambda value: getattr(value, "name", str(value))
-)
-def test_sharded_equals_unsharded(mesh, layout, case, mode):
-    problem = make_problem(case)
-    (want_loss, want), want_gradients = unsharded(case)
+@pytest.mark.parametrize("layout", LAYOUTS[4:7:2], ids=str)
+def test_more_shards_than_rows_and_positions(mesh, layout):
+    got = everything(Inputs.random(3, 9), cutbce_ops.LossSharding(mesh, *layout))
+    assert_equal(got, unsharded(3, 9))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:7:5], ids=str)
+def test_recomputed_gradients(mesh, layout):
     sharding = cutbce_ops.LossSharding(mesh, *layout)
-    (loss, got), gradients = run(problem, sharding, mode)
-    np.testing.assert_allclose(loss, want_loss, rtol=4e-7)
-    np.testing.assert_allclose(got.per_position, want.per_position, rtol=2e-6)
-    jax.tree.map(np.testing.assert_array_equal, got.counts, want.counts)
-    for a, b in zip(gradients, want_gradients, strict=True):
+    got = everything(Inputs.random(29, 1003), sharding, 1001, "recompute")
+    assert_equal(got, unsharded(29, 1003, 1001))
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS[:3], LAYOUTS[6]], ids=str)
+def test_explicit_axes(layout):
+    """Arrays whose types say how they are placed; gradients come back placed alike."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    sharding = cutbce_ops.LossSharding(mesh, *layout)
+    inputs = Inputs.random(32, 1000)
+    placed = jax.tree.map(
+        lambda array, spec: jax.device_put(array, NamedSharding(mesh, spec)),
+        inputs, specs(sharding),
+    )  # fmt: skip
+    with jax.set_mesh(mesh):
+        got = everything(placed, sharding)
+    assert_equal(got, unsharded(32, 1000))
+    for name, gradient in got["gradients"].items():
+        assert jax.typeof(gradient).sharding == jax.typeof(getattr(placed, name)).sharding, name
+
+
+@pytest.mark.parametrize("batch_axes", ["data", ("data", "model")], ids=str)
+def test_explicit_axes_with_a_batch_of_sequences(batch_axes):
+    """`[B, S, D]` split over B, a table that no axis divides, positions split further."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    sharding = cutbce_ops.LossSharding(mesh, ("data", "model"), "data")
+    inputs = Inputs.random(40, 1003)
+    batches = jax.tree.map(
+        lambda array: jax.device_put(
+            array.reshape(8, 5, *array.shape[1:]), NamedSharding(mesh, PartitionSpec(batch_axes))
+        ),
+        dataclasses.replace(inputs, embeddings=None, bias=None),
+    )
+    whole = NamedSharding(mesh, PartitionSpec())
+    batches = dataclasses.replace(
+        batches,
+        embeddings=jax.device_put(inputs.embeddings, whole),
+        bias=jax.device_put(inputs.bias, whole),
+    )
+    with jax.set_mesh(mesh):
+        got = jax.jit(learning, static_argnums=1)(batches, sharding)
+    want = unsharded(40, 1003)
+    np.testing.assert_allclose(got["loss"], want["loss"], rtol=4e-7)
+    assert got["aux"].counts.tp.shape == (8, 5)
+    np.testing.assert_array_equal(got["aux"].counts.tp.reshape(-1), want["aux"].counts.tp)
+    for name, gradient in got["gradients"].items():
+        want_gradient = want["gradients"][name].reshape(gradient.shape)
+        assert relative_l2(gradient, want_gradient) <= (3e-5 if name == "weights" else 1e-6)
+        assert jax.typeof(gradient).sharding == jax.typeof(getattr(batches, name)).sharding, name
+
+
+def in_shard_map(mesh, sharding, is_checked, inputs):
+    """Everything, from within the caller's own `shard_map`; gradients are taken outside it."""
+    positions = sharding.position_spec()
+    over_mesh = functools.partial(jax.shard_map, mesh=mesh, check_vma=is_checked)
+
+    @functools.partial(
+        over_mesh, in_specs=(specs(sharding),), out_specs=(PartitionSpec(), positions)
+    )
+    def loss_of_shard(inputs):
+        loss, aux = loss_and_aux(inputs, sharding)
+        return loss, {"per_position": aux.per_position, "counts": aux.counts}
+
+    def loss(floats, inputs):
+        return loss_of_shard(dataclasses.replace(inputs, **floats))
+
+    names = ("activations", "embeddings", "bias", "weights")
+    floats = {name: getattr(inputs, name) for name in names}
+    (value, aux), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats, inputs)
+    ranked = over_mesh(
+        functools.partial(ranking, sharding=sharding),
+        in_specs=(specs(sharding),), out_specs=positions,
+    )  # fmt: skip
+    aux = types.SimpleNamespace(**aux)
+    return {"loss": value, "aux": aux, "gradients": gradients} | jax.jit(ranked)(inputs)
+
+
+@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], *LAYOUTS[4:7:2]], ids=str)
+def test_manual_axes(mesh, layout, is_checked):
+    """Arguments are local shards; JAX's own rules sum the gradients of replicas."""
+    sharding = cutbce_ops.LossSharding(mesh, *layout)
+    got = in_shard_map(mesh, sharding, is_checked, Inputs.random(32, 1000))
+    assert_equal(got, unsharded(32, 1000))
+
+
+@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_a_shard_map_without_a_sharding(mesh, mode, is_checked):
+    """Each device has the loss of its own positions; the mean over devices is the caller's."""
+    inputs = Inputs.random(32, 1000)
+    inputs = dataclasses.replace(inputs, weights=None)
+    sharding = cutbce_ops.LossSharding(mesh, "data", None)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(specs(sharding),), out_specs=PartitionSpec(),
+        check_vma=is_checked,
+    )  # fmt: skip
+    def mean_loss(inputs):
+        return jax.lax.pmean(loss_and_aux(inputs, None, None, mode)[0], "data")
+
+    def loss(activations, embeddings, function):
+        changed = dataclasses.replace(inputs, activations=activations, embeddings=embeddings)
+        return function(changed)
+
+    arguments = (inputs.activations, inputs.embeddings)
+    gradient = jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=2)
+    got = gradient(*arguments, mean_loss)
+    want = gradient(*arguments, lambda inputs: loss_and_aux(inputs, None)[0])
+    np.testing.assert_allclose(got[0], want[0], rtol=4e-7)
+    for a, b in zip(got[1], want[1], strict=True):
         assert relative_l2(a, b) <= 1e-6
 
 
@@ -139,9 +231,39 @@ def test_unused_rows_may_hold_nan(mesh, layout):
 
 
 def test_sharding_errors(mesh):
-    with pytest.raises(ValueError, match=r"`mesh` has explicit axes.*AxisType.Auto"):
-        cutbce_ops.LossSharding(jax.make_mesh((8,), ("data",)), "data")
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    mixed = jax.make_mesh((4, 2), ("data", "model"), axis_types=kinds)
+    with pytest.raises(ValueError, match=r"`mesh` must not mix.*'data': .*Auto.*all the same"):
+        cutbce_ops.LossSharding(mixed, "data")
     with pytest.raises(ValueError, match=r"`position_axes` names \['rows'\].*\('data', 'model'\)"):
         cutbce_ops.LossSharding(mesh, "rows", None)
     with pytest.raises(ValueError, match=r"`vocabulary_axes` repeats an axis"):
         cutbce_ops.LossSharding(mesh, None, ("data", "data"))
+
+
+def test_explicit_axes_need_a_sharding():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    inputs = Inputs.random(32, 1000)
+    split = jax.device_put(inputs.activations, NamedSharding(mesh, PartitionSpec("data")))
+    with pytest.raises(ValueError, match=r"`activations` is split over explicit mesh axes.*pass a"):
+        cutbce_ops.cut_binary_cross_entropy(split, inputs.embeddings, inputs.targets)
+    with pytest.raises(ValueError, match=r"`queries` is split over explicit mesh axes.*pass a"):
+        cutbce_ops.cut_top_k(split, inputs.embeddings, 3)
+
+
+def test_a_shard_map_over_half_of_the_axes(mesh):
+    sharding = cutbce_ops.LossSharding(mesh, "data", "model")
+    inputs = Inputs.random(32, 1000)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"),
+        axis_names={"data"},
+    )  # fmt: skip
+    def loss(activations):
+        targets = inputs.targets[: activations.shape[0]]
+        return cutbce_ops.cut_binary_cross_entropy_per_position(
+            activations, inputs.embeddings, targets, sharding=sharding
+        )
+
+    with pytest.raises(ValueError, match=r"only \['data'\] belong to the shard_map"):
+        jax.jit(loss)(inputs.activations)

@@ -24,7 +24,7 @@ SUM_BLOCK_BYTES = 2**25
 def is_manual(sharding: LossSharding) -> bool:
     """Whether the caller is inside a `shard_map` over the axes of `sharding`."""
     manual = set(jax.sharding.get_abstract_mesh().manual_axes)
-    used = {*sharding.position_names, *sharding.vocabulary_names} or set(sharding.mesh.shape)
+    used = set(sharding.names or sharding.mesh.axis_names)
     if used & manual and not used <= manual:
         raise ValueError(
             f"`sharding` names {sorted(used)}, of which only {sorted(used & manual)} belong to the "
@@ -35,10 +35,9 @@ def is_manual(sharding: LossSharding) -> bool:
 
 def num_global_rows(embeddings: Array, sharding: LossSharding | None) -> int:
     """Rows of the whole table, of which the caller may hold only this device's shard."""
-    num_shards = 1
-    if sharding is not None and is_manual(sharding):
-        num_shards = sharding.num_vocabulary_shards
-    return embeddings.shape[0] * num_shards
+    if not isinstance(sharding, LossSharding) or not is_manual(sharding):
+        return embeddings.shape[0]
+    return embeddings.shape[0] * sharding.num_vocabulary_shards
 
 
 def run_on_shards(
@@ -93,6 +92,28 @@ def cut_fill(array: Array, size: int, sharding: LossSharding | None) -> Array:
     if AxisType.Explicit in sharding.mesh.axis_types:
         array = jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))
     return array[:size]
+
+
+def restore_positions(array: Array, like: Array, sharding: LossSharding | None) -> Array:
+    """Takes a result for each position back to the length and the placing of `like`."""
+    if sharding is None or is_manual(sharding):
+        return array
+    array = cut_fill(array, like.shape[0], sharding)
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        spec = PartitionSpec(*jax.typeof(like).sharding.spec[:1])
+        array = jax.sharding.reshard(array, NamedSharding(sharding.mesh, spec))
+    return array
+
+
+def require_no_placement(**arrays: Array) -> None:
+    """Raises ValueError if the type of an array says that it is split over explicit mesh axes."""
+    for name, array in arrays.items():
+        spec = jax.typeof(array).sharding.spec
+        if any(axes is not None for axes in spec):
+            raise ValueError(
+                f"`{name}` is split over explicit mesh axes, {spec}, and `sharding` is None: pass "
+                "a LossSharding of that mesh, which says what to do with them."
+            )
 
 
 def varying_axes(array: Array) -> frozenset[str]:

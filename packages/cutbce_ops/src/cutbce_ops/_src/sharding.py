@@ -48,10 +48,11 @@ class LossSharding:
             if len(set(axes)) != len(axes):
                 raise ValueError(f"`{name}` repeats an axis: {axes}.")
         types = set(self.mesh.axis_types)
-        if AxisType.Explicit in types:
+        if types >= {AxisType.Explicit, AxisType.Auto}:
             raise ValueError(
-                "`mesh` has explicit axes, which the loss does not support yet; make it with "
-                "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * num_axes)."
+                "`mesh` must not mix axes of type Explicit and Auto; got "
+                f"{dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))}. "
+                "Give jax.make_mesh axis_types that are all the same."
             )
 
     @property
@@ -63,6 +64,11 @@ class LossSharding:
     def vocabulary_names(self) -> tuple[str, ...]:
         """Axes that split table rows."""
         return _as_tuple(self.vocabulary_axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axes that split positions, rows or both."""
+        return (*self.position_names, *self.position_replica_names)
 
     @property
     def gathered_names(self) -> tuple[str, ...]:

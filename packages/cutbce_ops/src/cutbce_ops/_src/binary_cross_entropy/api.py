@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from cutbce_ops._src import checks
+from cutbce_ops._src.binary_cross_entropy import sharded
 from cutbce_ops._src.binary_cross_entropy.arguments import check_arrays, flat_weights
 from cutbce_ops._src.binary_cross_entropy.config import (
     GRADIENT_MODES,
@@ -22,6 +23,7 @@ from cutbce_ops._src.binary_cross_entropy.vjp import (
     fused_loss,
     mean_weights,
     per_position_loss,
+    weighted_sum,
 )
 from cutbce_ops._src.metrics import ConfusionCounts
 from cutbce_ops._src.sharding import LossSharding
@@ -162,9 +164,10 @@ def cut_binary_cross_entropy_with_aux(
     Returns:
       The loss, `[]` float32, and a `BinaryCrossEntropyOutput` through which no gradient flows.
     """
+    all_thresholds = as_thresholds(thresholds)
     options = Options(
         vocab_size, label_smoothing, logit_scale, logit_cap, sharding, precision, implementation,
-        tiles, pos_weight, focal_gamma, as_thresholds(thresholds),
+        tiles, pos_weight, focal_gamma, all_thresholds,
     )  # fmt: skip
     loss, forward = _loss_and_forward(
         activations, embeddings, targets, position_weights, bias, gradient_mode, options
@@ -175,7 +178,7 @@ def cut_binary_cross_entropy_with_aux(
     if position_weights is not None:
         is_counted = jnp.reshape(position_weights, (-1, 1)) != 0
         counts = jax.tree.map(lambda count: jnp.where(is_counted, count, 0), counts)
-    kept = options.thresholds if isinstance(thresholds, tuple) else options.thresholds[0]
+    kept = all_thresholds if isinstance(thresholds, tuple) else all_thresholds[0]
     counts_shape = (*shape, len(kept)) if isinstance(kept, tuple) else shape
     counts = jax.tree.map(lambda count: count.reshape(counts_shape), counts)
     output = BinaryCrossEntropyOutput(
@@ -216,7 +219,9 @@ def cut_binary_cross_entropy_per_position(
         tiles, pos_weight, focal_gamma,
     )  # fmt: skip
     static, primals = _prepare(activations, embeddings, targets, bias, options)
-    return per_position_loss(static, *primals).per_position.reshape(activations.shape[:-1])
+    laid_out, _ = sharded.lay_out(*primals, None, static.sharding)
+    forward = sharded.restore(per_position_loss(static, *laid_out), primals[0], static.sharding)
+    return forward.per_position.reshape(activations.shape[:-1])
 
 
 def _loss_and_forward(
@@ -230,11 +235,15 @@ def _loss_and_forward(
 ) -> tuple[Array, Forward]:
     checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
     static, primals = _prepare(activations, embeddings, targets, bias, options)
-    weights = mean_weights(flat_weights(position_weights, activations.shape[:-1]))
+    weights = flat_weights(position_weights, activations.shape[:-1])
+    laid_out, weights = sharded.lay_out(*primals, weights, static.sharding)
+    weights = mean_weights(weights, static.sharding)
     if gradient_mode == "recompute":
-        forward = per_position_loss(static, *primals)
-        return jnp.sum(weights * forward.per_position), forward
-    return fused_loss(static, *primals, weights)
+        forward = per_position_loss(static, *laid_out)
+        loss = weighted_sum(static, weights, forward)
+    else:
+        loss, forward = fused_loss(static, *laid_out, weights)
+    return loss, sharded.restore(forward, primals[0], static.sharding)
 
 
 def _prepare(

@@ -71,7 +71,8 @@ def correct_for_targets(
     thresholds = jnp.asarray(config.logit_thresholds, jnp.float32)
     counts = None
     if wanted.counts:
-        counts = (jnp.zeros(activations.shape[:1], jnp.int32), jnp.zeros_like(sweep.num_predicted))
+        none = jnp.zeros_like(sweep.num_predicted)
+        counts = (none[:, 0], none)
 
     def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
         sweep, counts = state

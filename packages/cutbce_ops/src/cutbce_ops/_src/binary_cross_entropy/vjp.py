@@ -6,6 +6,7 @@ per-position loss waits for its cotangents and sweeps a second time.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -98,7 +99,10 @@ def _per_position_forward(static: Static, *primals):
 
 
 def _per_position_backward(static: Static, primals: tuple, cotangent: Forward) -> tuple:
-    swept = _sweep(static, primals, cotangent.per_position, Wanted(gradients=True))
+    d_per_position = sharded.whole_cotangent(
+        cotangent.per_position, primals[0], static.sharding, "position_replica_names"
+    )
+    swept = _sweep(static, primals, d_per_position, Wanted(gradients=True))
     return *as_primals(primals, swept.sweep, jnp.float32(1)), None
 
 
@@ -106,9 +110,9 @@ per_position_loss = jax.custom_vjp(_per_position_loss, nondiff_argnums=(0,))
 per_position_loss.defvjp(_per_position_forward, _per_position_backward)
 
 
-def mean_weights(position_weights: Array) -> Array:
+def mean_weights(position_weights: Array, sharding: LossSharding | None) -> Array:
     """`[T]` weights divided by their sum; zeros when the sum is zero."""
-    total = jnp.sum(position_weights)
+    total = sharded.sum_of_positions(position_weights, sharding)
     return jnp.where(total != 0, position_weights / jnp.where(total != 0, total, 1), 0)
 
 
@@ -119,7 +123,12 @@ def _fused_loss(static: Static, activations: Array, embeddings: Array, bias: Arr
     The second result is for inspection only; the caller must stop its gradient.
     """
     forward = per_position_loss(static, activations, embeddings, bias, targets)
-    return jnp.sum(weights * forward.per_position), forward
+    return weighted_sum(static, weights, forward), forward
+
+
+def weighted_sum(static: Static, weights: Array, forward: Forward) -> Array:
+    """`[]` sum over all positions of `weights * per_position`."""
+    return sharded.sum_of_positions(weights * forward.per_position, static.sharding)
 
 
 def _fused_forward(static: Static, *arguments):
@@ -127,7 +136,7 @@ def _fused_forward(static: Static, *arguments):
     wanted = Wanted(loss=True, counts=static.with_counts, gradients=True)
     swept = _sweep(static, tuple(primals), weights, wanted)
     forward = _forward(static, swept)
-    loss = jnp.sum(weights * forward.per_position)
+    loss = weighted_sum(static, weights, forward)
     # Gradients stay float32 until they are scaled; the scalars only remember the dtypes.
     like = tuple(None if array is None else jnp.zeros((), array.dtype) for array in primals)
     gradients = dataclasses.replace(swept.sweep, loss=None, num_predicted=None)
@@ -136,8 +145,11 @@ def _fused_forward(static: Static, *arguments):
 
 def _fused_backward(static: Static, residuals: tuple, cotangents: tuple) -> tuple:
     like, gradients, per_position = residuals
-    scale = cotangents[0]
-    return *as_primals(like, gradients, scale), None, scale * per_position
+    whole = partial(
+        sharded.whole_cotangent, cotangents[0], gradients.d_activations, static.sharding
+    )
+    d_weights = whole("position_names") * per_position
+    return *as_primals(like, gradients, whole("names")), None, d_weights
 
 
 fused_loss = jax.custom_vjp(_fused_loss, nondiff_argnums=(0,))

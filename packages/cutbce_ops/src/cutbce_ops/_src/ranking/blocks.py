@@ -27,7 +27,7 @@ class Queries:
 
     Attributes:
       vectors: `[Q, D]` float.
-      exclude: `[Q, X + 1]` int32 global rows that do not compete, ascending, then `_LAST`; or None.
+      exclude: `[Q, X]` int32 global rows that do not compete, ascending, then `_LAST`; or None.
       targets: `[Q, L]` int32 global rows, negative = padding; or None.
       target_scores: `[Q, L]` float32 or None.
     """
@@ -71,8 +71,7 @@ def sorted_exclusion(exclude: Array | None) -> Array | None:
     """Turns `[Q, X]` rows (negative = none) into the form that `Queries` wants."""
     if exclude is None:
         return None
-    exclude = jnp.sort(jnp.where(exclude < 0, _LAST, exclude), axis=1)
-    return jnp.concatenate([exclude, jnp.full_like(exclude[:, :1], _LAST)], axis=1)
+    return jnp.sort(jnp.where(exclude < 0, _LAST, exclude), axis=1)
 
 
 def top_k(queries: Queries, rows: Rows, k: int) -> tuple[Array, Array]:
@@ -213,7 +212,11 @@ def _take_out(
     query = jnp.arange(num_queries)
 
     def entry(cursor: Array) -> Array:
-        return jnp.take_along_axis(exclude, cursor[:, None], axis=1)[:, 0] - first
+        # A cursor past the end of its list reads `_LAST`: without that the loop would not end.
+        next_row = jnp.take_along_axis(
+            exclude, cursor[:, None], axis=1, mode="fill", fill_value=_LAST
+        )
+        return next_row[:, 0] - first
 
     def any_left(state: tuple) -> Array:
         return jnp.any(entry(state[1]) < size)

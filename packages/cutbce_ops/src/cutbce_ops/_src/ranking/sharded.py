@@ -24,6 +24,7 @@ def top_k(
 ) -> tuple[Array, Array]:
     """Best `k` rows of the whole table, on one device or over a mesh; see `blocks.top_k`."""
     if sharding is None:
+        _require_one_device(queries, rows)
         return blocks.top_k(*sharded.vary_alike((queries, rows)), k)
 
     def of_shard(queries: Queries, rows: Rows) -> tuple[Array, Array]:
@@ -41,6 +42,7 @@ def top_k(
 def target_ranks(queries: Queries, rows: Rows, sharding: LossSharding | None) -> Array:
     """Number `[Q, L]` of rows of the whole table that come before each target."""
     if sharding is None:
+        _require_one_device(queries, rows)
         return _ranks(*sharded.vary_alike((queries, rows)))
 
     def of_shard(queries: Queries, rows: Rows) -> Array:
@@ -50,6 +52,10 @@ def target_ranks(queries: Queries, rows: Rows, sharding: LossSharding | None) ->
     return _on_shards(of_shard, queries, rows, sharding)
 
 
+def _require_one_device(queries: Queries, rows: Rows) -> None:
+    sharded.require_no_placement(queries=queries.vectors, embeddings=rows.embeddings)
+
+
 def _ranks(queries: Queries, rows: Rows, row_axes: tuple[str, ...] = ()) -> Array:
     found = sharded.max_over(blocks.target_scores(queries, rows), row_axes)
     return blocks.count_better(dataclasses.replace(queries, target_scores=found), rows)
@@ -57,19 +63,20 @@ def _ranks(queries: Queries, rows: Rows, row_axes: tuple[str, ...] = ()) -> Arra
 
 def _on_shards(of_shard: Callable, queries: Queries, rows: Rows, sharding: LossSharding) -> Any:
     """Lays queries and rows out, lets every device rank its rows, and cuts the fill off."""
-    num_queries = queries.vectors.shape[0]
+    given = queries.vectors
     queries = jax.tree.map(partial(sharded.lay_out_positions, sharding=sharding), queries)
     embeddings, bias = jax.tree.map(
         partial(sharded.lay_out_rows, sharding=sharding), (rows.embeddings, rows.bias)
     )
 
     def body(queries: Queries, embeddings: Array, bias: Array | None) -> Any:
-        axes = (*sharding.position_names, *sharding.vocabulary_names)
-        queries, embeddings, bias = sharded.vary_alike((queries, embeddings, bias), axes)
+        queries, embeddings, bias = sharded.vary_alike((queries, embeddings, bias), sharding.names)
         queries = jax.tree.map(partial(sharded.gather_positions, sharding=sharding), queries)
         offset = sharded.first_row(embeddings.shape[0], sharding)
         found = of_shard(queries, Rows(embeddings, bias, offset, rows.vocab_size))
-        return sharded.same_everywhere(found, sharding.position_replica_names)
+        return jax.tree.map(
+            partial(sharded.same_everywhere, axes=sharding.position_replica_names), found
+        )
 
     run = sharded.run_on_shards(
         body, sharding,
@@ -77,4 +84,4 @@ def _on_shards(of_shard: Callable, queries: Queries, rows: Rows, sharding: LossS
         sharding.position_spec(),
     )  # fmt: skip
     found = run(queries, embeddings, bias)
-    return jax.tree.map(partial(sharded.cut_fill, size=num_queries, sharding=sharding), found)
+    return jax.tree.map(partial(sharded.restore_positions, like=given, sharding=sharding), found)
