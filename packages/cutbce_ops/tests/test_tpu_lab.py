@@ -450,3 +450,24 @@ def test_arguments_of_all_kinds():
         (jax.random.key(0), 2.0, {"b": jnp.ones(4)}),
     )
     assert program.mesh_shape == (1,)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_meshes_of_other_devices_stand_for_the_slice(kind: AxisType):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind, kind))
+    x = jax.ShapeDtypeStruct(
+        (16, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data", "model"))
+    )
+    program = lower(lambda x: (x * 2).sum(0), "v6e:2x4", (x,))
+    assert (program.mesh_shape, program.device_ids) == ((2, 4), ())
+    assert program.axis_types == (kind.name, kind.name)
+
+
+def test_a_mesh_that_only_the_function_knows_must_be_given():
+    mesh = tpu_lab.mesh_for("v6e:2x4", (8,), ("data",))
+    rows = PartitionSpec("data")
+    double = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=rows, out_specs=rows)
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    with pytest.raises(ValueError, match="give it as `mesh`"):
+        lower(lambda x: double(x), "v6e:2x4", (x,))
+    assert lower(lambda x: double(x), "v6e:2x4", (x,), mesh=mesh).mesh_shape == (8,)

@@ -215,13 +215,15 @@ def _adds_one(body: Computation, position: int) -> bool:
         return False
     values = [_source(body, name) for name in added.operands]
     ones = [_constant(body, name) == 1 for name in added.operands]
-    counters = [
-        value is not None
-        and value.opcode == "get-tuple-element"
-        and f"index={position}" in value.attributes.split(",")[1].strip()
-        for value in values
-    ]
+    counters = [_reads(value, position) for value in values]
     return any(ones) and any(counters)
+
+
+def _reads(value: Instruction | None, position: int) -> bool:
+    if value is None or value.opcode != "get-tuple-element":
+        return False
+    index = _INDEX.search(value.attributes)
+    return index is not None and int(index[1]) == position
 
 
 def _source(computation: Computation, name: str) -> Instruction | None:

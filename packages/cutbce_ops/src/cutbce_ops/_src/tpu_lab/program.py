@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cutbce_ops._src.tpu_lab.chips import mesh_for
 from cutbce_ops._src.tpu_lab.topology import require
@@ -39,33 +39,24 @@ def lower(
 ) -> Program:
     """Traces the function and lowers it for TPU; see `compile_for` for the arguments."""
     require("flatbuffers")  # jax.export writes with it
-    leaves, tree = jax.tree.flatten(tuple(args))
-    shapes = [_shape(leaf) for leaf in leaves]
-    if in_shardings is not None:
-        one_for_all = len(args) == 1 and not isinstance(in_shardings, tuple | list)
-        prefix = (in_shardings,) if one_for_all else tuple(in_shardings)
-        spread = _spread(prefix, tuple(args), "in_shardings")
-        shapes = [_laid_out(*pair) for pair in zip(shapes, spread, strict=True)]
+    shapes = _flat_shapes(args, in_shardings)
+    tree = jax.tree.structure(tuple(args))
     mesh = mesh or _mesh_of(shapes, jax.tree.leaves(out_shardings))
-    if mesh is not None:
-        replicated = NamedSharding(mesh, PartitionSpec())
-        shapes = [one if one.sharding else _laid_out(one, replicated) for one in shapes]
+    context = _with_chip(topology, mesh)
+    shapes = [_on_mesh(shape, mesh, context) for shape in shapes]
 
     def flat(*arrays: Any) -> tuple[Any, ...]:
         return tuple(jax.tree.leaves(fn(*jax.tree.unflatten(tree, arrays))))
 
     donated = _flat_numbers(args, donate_argnums)
     options: dict[str, Any] = {"donate_argnums": donated}
-    if out_shardings is not None:
-        outputs = jax.eval_shape(fn, *jax.tree.unflatten(tree, shapes))
-        spread = _spread(out_shardings, outputs, "out_shardings")
-        options["out_shardings"] = tuple(spread)
-    exported = _export(jax.jit(flat, **options), topology, shapes, mesh)
-    if exported.nr_devices > 1 and mesh is None:
-        raise ValueError(
-            f"The program runs on {exported.nr_devices} devices, but no argument says on which: "
-            "give `mesh` or a sharding to `compile_for`."
-        )
+    # Some Pallas operations ask the mesh in scope for the chip.
+    with jax.sharding.use_abstract_mesh(context):
+        if out_shardings is not None:
+            outputs = jax.eval_shape(fn, *jax.tree.unflatten(tree, shapes))
+            spread = _spread(out_shardings, outputs, "out_shardings")
+            options["out_shardings"] = tuple(spread)
+        exported = _export(jax.jit(flat, **options), shapes, mesh)
     return _program(exported.serialize(), donated, mesh)
 
 
@@ -86,25 +77,29 @@ def _program(
     )
 
 
-def _export(
-    jitted: Any, topology: str, shapes: Sequence[Any], mesh: Mesh | AbstractMesh | None
-) -> Any:
+def _export(jitted: Any, shapes: Sequence[Any], mesh: Mesh | AbstractMesh | None) -> Any:
     from jax import export
 
-    def run(checks: Sequence[Any]) -> Any:
-        exporter = export.export(jitted, platforms=["tpu"], disabled_checks=checks)
-        # Some Pallas operations ask the mesh in scope for the chip.
-        with jax.sharding.use_abstract_mesh(_with_chip(topology, mesh)):
-            return exporter(*shapes)
-
     try:
-        return run(())
+        exported = export.export(jitted, platforms=["tpu"])(*shapes)
     except ValueError as error:
+        if mesh is None and "context mesh" in str(error):
+            raise ValueError(_NO_MESH) from error
         # The same JAX reads it right away, so nothing has to stay compatible.
         names = re.findall(r"'([\w.$]+)'", str(error)) if "compatibility" in str(error) else []
         if not names:
             raise
-        return run([export.DisabledSafetyCheck.custom_call(name) for name in names])
+        checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
+        exported = export.export(jitted, platforms=["tpu"], disabled_checks=checks)(*shapes)
+    if exported.nr_devices > 1 and mesh is None:
+        raise ValueError(_NO_MESH)
+    return exported
+
+
+_NO_MESH = (
+    "The program uses a mesh that none of its arguments and results is laid out over: "
+    "give it as `mesh`."
+)
 
 
 def _with_chip(topology: str, mesh: Mesh | AbstractMesh | None) -> AbstractMesh:
@@ -126,9 +121,32 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_mesh)
 
 
-def _laid_out(shape: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    if sharding is None:
+def _flat_shapes(args: Sequence[Any], in_shardings: Any) -> list[jax.ShapeDtypeStruct]:
+    shapes = [_shape(leaf) for leaf in jax.tree.leaves(tuple(args))]
+    if in_shardings is None:
+        return shapes
+    one_for_all = len(args) == 1 and not isinstance(in_shardings, tuple | list)
+    prefix = (in_shardings,) if one_for_all else tuple(in_shardings)
+    spread = _spread(prefix, tuple(args), "in_shardings")
+    return [
+        shape if sharding is None else _laid_out(shape, sharding)
+        for shape, sharding in zip(shapes, spread, strict=True)
+    ]
+
+
+def _on_mesh(
+    shape: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh | None, context: AbstractMesh
+) -> jax.ShapeDtypeStruct:
+    """The shape with a sharding over the mesh, replicated if it has none."""
+    if mesh is None:
         return shape
+    if AxisType.Explicit in mesh.axis_types:  # these are compared with the mesh in scope
+        mesh = context
+    spec = shape.sharding.spec if shape.sharding else PartitionSpec()
+    return _laid_out(shape, NamedSharding(mesh, spec))
+
+
+def _laid_out(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
