@@ -17,6 +17,8 @@ from cutbce_ops._src.tuning import TpuTiles, sweep_tiles
 LANES = 128
 # What the compiler keeps for itself: copies in flight, spilled registers.
 RESERVED_VMEM_BYTES = 2**20
+# Positions per call from which the arithmetic hides the traffic of the table, with a margin.
+ENOUGH_POSITIONS = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +49,22 @@ def plan_kernel(num_positions: int, dim: int, has_bias: bool, config: SweepConfi
     """
     dim_padded = math.ceil(dim / LANES) * LANES
     tiles = _fit_positions(_tiles(dim_padded, config, wanted, hardware), num_positions)
-    budget = hardware.vmem_bytes - RESERVED_VMEM_BYTES
-    is_highest = config.precision == "highest"
-    num_counts = len(config.logit_thresholds) if wanted.counts else 0
-    per_position, per_call = _vmem_bytes(
-        tiles, dim_padded, has_bias, is_highest, num_counts, wanted
+    bytes_of = functools.partial(
+        _vmem_bytes, dim=dim_padded, has_bias=has_bias, config=config, wanted=wanted
     )
+
+    def most_positions(tiles: TpuTiles) -> int:
+        per_position, per_call = bytes_of(tiles)
+        granule = tiles.block_t * tiles.unroll
+        budget = hardware.vmem_bytes - RESERVED_VMEM_BYTES - per_call
+        return budget // per_position // granule * granule
+
+    enough = min(num_positions, ENOUGH_POSITIONS)
+    while config.tiles is None and tiles.block_v > LANES and most_positions(tiles) < enough:
+        tiles = dataclasses.replace(tiles, block_v=tiles.block_v // 2)
     granule = tiles.block_t * tiles.unroll
-    largest = (budget - per_call) // per_position // granule * granule
+    per_position, per_call = bytes_of(tiles)
+    largest = most_positions(tiles)
     if largest < granule:
         raise NotImplementedError(
             f"a tile of {tiles.block_v} x {tiles.block_t} logits at D={dim} needs "
@@ -96,10 +106,11 @@ def _fit_positions(tiles: TpuTiles, num_positions: int) -> TpuTiles:
     return tiles
 
 
-def _vmem_bytes(tiles: TpuTiles, dim: int, has_bias: bool, is_highest: bool, num_counts: int,
+def _vmem_bytes(tiles: TpuTiles, dim: int, has_bias: bool, config: SweepConfig,
                 wanted: Wanted) -> tuple[int, int]:  # fmt: skip
     """Bytes per position and bytes per call; inputs and outputs that move are held twice."""
-    operand = 4 if is_highest else 2
+    num_counts = len(config.logit_thresholds) if wanted.counts else 0
+    operand = 4 if config.precision == "highest" else 2
     dim_with_bias = dim + (LANES if has_bias else 0)
     per_position = operand * dim + 32 * num_counts + (64 if wanted.loss else 0)
     block = tiles.block_v * (2 * 4 * dim + 2 * operand * dim + 2 * 4 * LANES)
