@@ -8,10 +8,6 @@ Compares every result with that of one device, and prints "equal" at the end.
 import sys
 
 import jax
-
-jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
@@ -26,6 +22,8 @@ LAYOUTS = [
 
 
 def main(port: str, process_id: str) -> None:
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", 2, int(process_id))
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     assert mesh.size == 8

@@ -13,8 +13,10 @@ from cases import Case, make_problem
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from layouts import (
     LAYOUTS,
+    TOP_K,
     Inputs,
     assert_equal,
+    assert_equal_learning,
     everything,
     learning,
     loss_and_aux,
@@ -24,6 +26,7 @@ from layouts import (
 from tolerances import relative_l2
 
 import cutbce_ops
+from cutbce_ops._src import sharded
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +216,51 @@ def test_a_sharded_table_never_travels(mesh, layout):
 def test_a_replicated_table_has_its_gradient_summed(mesh):
     collectives = collective_sizes(compiled_text(mesh, ("data", None)))
     assert ("all-reduce", 4096 * 32) in collectives
+
+
+@pytest.mark.parametrize("layout", [("data", "model"), (("data", "model"), "model")], ids=str)
+def test_groups_that_hold_the_whole_table_sum_shards_of_its_gradient(mesh, layout):
+    """Rows split over the 2 devices of a group, 4 groups: half a table is summed, none gathered."""
+    collectives = collective_sizes(compiled_text(mesh, layout))
+    assert ("all-reduce", 4096 // 2 * 32) in collectives
+    assert max(size for _, size in collectives) == 4096 // 2 * 32
+    assert all(size <= 64 * 32 for kind, size in collectives if kind != "all-reduce")
+
+
+def test_a_table_stored_in_shards_is_gathered_for_a_replicated_sweep(mesh):
+    """`vocabulary_axes=None` with a sharded table: same results, gradient stored in shards."""
+    sharding = cutbce_ops.LossSharding(mesh, "data", None)
+    inputs = Inputs.random(32, 1000)
+    stored = NamedSharding(mesh, PartitionSpec("data"))
+    table = jax.device_put(inputs.embeddings, stored)
+
+    def loss(embeddings):
+        return loss_and_aux(dataclasses.replace(inputs, embeddings=embeddings), sharding)[0]
+
+    gradient = jax.jit(jax.grad(loss), out_shardings=stored)(table)
+    assert gradient.sharding == stored
+    assert relative_l2(gradient, unsharded(32, 1000)["gradients"]["embeddings"]) <= 1e-6
+
+
+def test_a_large_gradient_is_summed_in_blocks(mesh, monkeypatch):
+    monkeypatch.setattr(sharded, "SUM_BLOCK_BYTES", 4096)  # 128 rows of 8, a ragged last block
+    layout = cutbce_ops.LossSharding(mesh, ("data", "model"), None)
+    got = learning(Inputs.random(32, 1000), layout)
+    assert_equal_learning(got, unsharded(32, 1000))
+
+
+@pytest.mark.parametrize("layout", [(None, "data"), ("data", "model")], ids=str)
+def test_scores_never_travel(mesh, layout):
+    """A top-k exchanges k candidates for each query and shard; ranks one score and one count."""
+    sharding = cutbce_ops.LossSharding(mesh, *layout)
+    placed = jax.tree.map(
+        lambda array, spec: jax.device_put(array, NamedSharding(mesh, spec)),
+        Inputs.random(32, 1000), specs(sharding),
+    )  # fmt: skip
+    text = jax.jit(ranking, static_argnums=1).lower(placed, sharding).compile().as_text()
+    collectives = collective_sizes(text)
+    assert collectives
+    assert max(size for _, size in collectives) <= 32 * TOP_K * sharding.num_vocabulary_shards
 
 
 @pytest.mark.parametrize("layout", [(None, "data"), ("data", "data")], ids=str)
