@@ -1,5 +1,7 @@
 """Values and gradients against the float64 oracle, for every case, dtype and gradient mode."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from cases import CASES, Case, Problem, make_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 from tolerances import assert_close, relative_l2
 
 import cutbce_ops
@@ -367,6 +370,34 @@ def test_rows_beyond_vocab_size_get_no_gradient():
     _, gradients = value_and_gradients(problem)
     assert not np.any(gradients[1][640:])
     assert not np.any(gradients[2][640:])
+
+
+@pytest.mark.parametrize("layout", [None, (None, "data"), ("data", ("data", "model"))], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(unused_rows=37, label_smoothing=0.3, pos_weight=2.0, bias=True, weights="random"),
+        Case(unused_rows=37, focal_gamma=2.0, logit_cap=3.0, bias=True, vocab_size=1003),
+    ],
+    ids=lambda case: case.name,
+)
+def test_unused_rows_may_hold_nan_whatever_the_loss(case: Case, layout):
+    problem = make_problem(case)
+    problem = dataclasses.replace(
+        problem,
+        embeddings=problem.embeddings.at[case.vocab_size :].set(jnp.nan),
+        bias=problem.bias.at[case.vocab_size :].set(jnp.nan),
+    )
+    sharding = None
+    if layout is not None:
+        mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+        sharding = cutbce_ops.LossSharding(mesh, *layout)
+    loss, gradients = value_and_gradients(problem, sharding=sharding)
+    truth = truth_of(problem)
+    assert_close(loss, truth.loss, "float32", "loss")
+    wanted = (truth.d_activations, truth.d_embeddings, truth.d_bias)
+    for got, want in zip(gradients, wanted, strict=True):
+        assert_close(got, want, "float32", "gradient")
 
 
 def test_padding_positions_get_no_gradient():

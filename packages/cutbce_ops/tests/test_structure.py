@@ -46,7 +46,8 @@ def loss_of(mode: str):
 
     def loss(activations, embeddings, targets):
         return cutbce_ops.cut_binary_cross_entropy(
-            activations, embeddings, targets, gradient_mode=mode,
+            activations, embeddings, targets, label_smoothing=0.1 if mode == "smoothed" else 0.0,
+            gradient_mode="recompute" if mode == "recompute" else "fused",
             tiles=cutbce_ops.TileConfig(T, BLOCK_V),
         )  # fmt: skip
 
@@ -68,7 +69,7 @@ def partial_per_block_loss(activations, embeddings, targets):
     return partials.sum()
 
 
-@pytest.mark.parametrize("mode", ["fused", "recompute", "softmax"])
+@pytest.mark.parametrize("mode", ["fused", "recompute", "smoothed", "softmax"])
 def test_nothing_grows_with_positions_times_vocabulary(mode: str):
     gradient = jax.make_jaxpr(jax.value_and_grad(loss_of(mode), (0, 1)))(*problem())
     largest = max(math.prod(shape) for shape in all_shapes(gradient.jaxpr))

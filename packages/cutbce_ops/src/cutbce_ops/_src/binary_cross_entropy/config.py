@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from cutbce_ops._src.binary_cross_entropy.pointwise import PointwiseLoss
+from cutbce_ops._src.binary_cross_entropy.pointwise import PointwiseLoss as PointwiseLoss
 
 Implementation = Literal["mosaic_tpu", "xla", "gpu"]
 GradientMode = Literal["auto", "fused", "recompute"]

@@ -12,10 +12,10 @@ from cutbce_ops._src import checks
 from cutbce_ops._src.binary_cross_entropy.config import (
     IMPLEMENTATIONS,
     PRECISIONS,
-    PointwiseLoss,
     SweepConfig,
     TileConfig,
 )
+from cutbce_ops._src.binary_cross_entropy.pointwise import PointwiseLoss
 from cutbce_ops._src.sharded import num_global_rows
 from cutbce_ops._src.sharding import LossSharding
 

@@ -43,6 +43,7 @@ from cutbce_ops._src.sharding import LossSharding
 
 # Fields of a Sweep whose leading axis is table rows; that of all others is positions.
 ROW_FIELDS = ("d_embeddings", "d_bias")
+GRADIENT_FIELDS = ("d_activations", *ROW_FIELDS)
 
 
 def lay_out(
@@ -180,16 +181,27 @@ def _on_shard(activations: Array, embeddings: Array, bias: Array | None, targets
     activations, targets, d_per_position = vary_alike(positions, sharding.names)
     offset = first_row(embeddings.shape[0], sharding)
     local = _local(activations, embeddings, bias, targets, d_per_position, offset, config, wanted)
-    swept = local.sweep
+    gradients = reduce_gradients(local.sweep, sharding, with_part_of_gradients)
+    sums = dataclasses.replace(local.sweep, **dict.fromkeys(GRADIENT_FIELDS))
+    reduced = jax.tree.map(
+        partial(reduce_positions, sharding=sharding), dataclasses.replace(local, sweep=sums)
+    )
+    kept = {name: getattr(gradients, name) for name in GRADIENT_FIELDS}
+    return dataclasses.replace(reduced, sweep=dataclasses.replace(reduced.sweep, **kept))
+
+
+def reduce_gradients(swept: Sweep, sharding: LossSharding, with_part_of_gradients: bool) -> Sweep:
+    """Gradients of this device's positions and rows, from those of one device's sweep.
+
+    `with_part_of_gradients` leaves the sum over replicas to JAX, which takes it inside a
+    `shard_map` where an argument came in as a replica.
+    """
     row_fields = {name: getattr(swept, name) for name in ROW_FIELDS}
-    reduce_gradient = scatter_positions if with_part_of_gradients else reduce_positions
-    d_activations = jax.tree.map(partial(reduce_gradient, sharding=sharding), swept.d_activations)
+    reduce_positions_of = scatter_positions if with_part_of_gradients else reduce_positions
     if not with_part_of_gradients:
         sum_replicas = partial(sum_in_place, axes=sharding.table_replica_names)
         row_fields = jax.tree.map(sum_replicas, row_fields)
-    gradients = {"d_activations": d_activations, **row_fields}
-    others = dataclasses.replace(
-        local, sweep=dataclasses.replace(swept, **dict.fromkeys(gradients))
+    d_activations = jax.tree.map(
+        partial(reduce_positions_of, sharding=sharding), swept.d_activations
     )
-    reduced = jax.tree.map(partial(reduce_positions, sharding=sharding), others)
-    return dataclasses.replace(reduced, sweep=dataclasses.replace(reduced.sweep, **gradients))
+    return Sweep(d_activations=d_activations, **row_fields)

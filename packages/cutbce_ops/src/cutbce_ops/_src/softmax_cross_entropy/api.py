@@ -7,6 +7,7 @@ from cutbce_ops._src import checks
 from cutbce_ops._src.binary_cross_entropy.arguments import check_arrays, flat_weights
 from cutbce_ops._src.binary_cross_entropy.config import Implementation, Precision, TileConfig
 from cutbce_ops._src.binary_cross_entropy.options import Options
+from cutbce_ops._src.binary_cross_entropy.sharded import lay_out, restore, sum_of_positions
 from cutbce_ops._src.binary_cross_entropy.vjp import Static, mean_weights
 from cutbce_ops._src.sharding import LossSharding
 from cutbce_ops._src.softmax_cross_entropy.vjp import per_position_loss
@@ -77,8 +78,10 @@ def cut_softmax_cross_entropy(
     )
     static, primals = _prepare(activations, embeddings, targets, bias, options)
     weights = flat_weights(position_weights, activations.shape[:-1])
-    weights = mean_weights(jnp.where(primals[-1] >= 0, weights, 0))
-    return jnp.sum(weights * per_position_loss(static, *primals))
+    weights = jnp.where(primals[-1][:, 0] >= 0, weights, 0)
+    laid_out, weights = lay_out(*primals, weights, sharding)
+    weights = mean_weights(weights, sharding)
+    return sum_of_positions(weights * per_position_loss(static, *laid_out), sharding)
 
 
 def cut_softmax_cross_entropy_per_position(
@@ -106,7 +109,9 @@ def cut_softmax_cross_entropy_per_position(
         vocab_size, 0.0, logit_scale, logit_cap, sharding, precision, implementation, tiles
     )
     static, primals = _prepare(activations, embeddings, targets, bias, options)
-    return per_position_loss(static, *primals).reshape(activations.shape[:-1])
+    laid_out, _ = lay_out(*primals, None, sharding)
+    losses = restore(per_position_loss(static, *laid_out), primals[0], sharding)
+    return losses.reshape(activations.shape[:-1])
 
 
 def _prepare(
@@ -125,6 +130,6 @@ def _prepare(
             "use None or 'xla'."
         )
     flat_activations = options.scaled(activations).reshape(-1, activations.shape[-1])
-    flat_targets = checks.rows_or_padding(targets, config.vocab_size).reshape(-1)
+    flat_targets = checks.rows_or_padding(targets, config.vocab_size).reshape(-1, 1)
     static = Static(config, options.sharding, with_counts=False)
     return static, (flat_activations, embeddings, bias, flat_targets)

@@ -1,7 +1,7 @@
 """Softmax cross-entropy over a mesh: vocabulary shards merge their sums of exponentials.
 
 As in binary cross-entropy positions are gathered over the axes that split both, every device
-sweeps its own rows, and the table never travels.
+sweeps its own rows, and the table never travels. All arguments are laid out already.
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ from jax import Array, lax
 from cutbce_ops._src import sharded
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.positives import correct_for_targets
+from cutbce_ops._src.binary_cross_entropy.sharded import reduce_gradients
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 from cutbce_ops._src.sharding import LossSharding
 from cutbce_ops._src.softmax_cross_entropy import sweeps
@@ -48,10 +49,7 @@ def forward(
         partial(_forward_on_shard, sharding=sharding, config=config), sharding,
         in_specs=(positions, rows, rows, positions), out_specs=(positions, positions),
     )  # fmt: skip
-    found = run(*_lay_out(arrays, sharding))
-    return jax.tree.map(
-        partial(sharded.cut_fill, size=activations.shape[0], sharding=sharding), found
-    )
+    return run(*arrays)
 
 
 def gradients(
@@ -69,43 +67,28 @@ def gradients(
     The arguments are those of `forward`, the `normalizer` it returned, and `d_per_position`, `[T]`
     float32, zero where there is no target.
     """
-    arrays = (activations, embeddings, bias, targets)
+    arrays = (activations, embeddings, bias, targets, normalizer, d_per_position)
     if sharding is None:
-        return _gradients_here(*arrays, normalizer, d_per_position, None, config)
+        return _gradients_here(*arrays, None, config)
     positions, rows = sharding.position_spec(), sharding.vocabulary_spec()
     run = sharded.run_on_shards(
-        partial(_gradients_on_shard, sharding=sharding, config=config), sharding,
+        partial(
+            _gradients_on_shard, sharding=sharding, config=config,
+            with_part_of_gradients=sharded.is_manual(sharding),
+        ),
+        sharding,
         in_specs=(positions, rows, rows, positions, positions, positions),
         out_specs=Sweep(None, None, positions, rows, rows),
     )  # fmt: skip
-    laid_out = jax.tree.map(
-        partial(sharded.lay_out_positions, sharding=sharding), (normalizer, d_per_position)
-    )
-    swept = run(*_lay_out(arrays, sharding), *laid_out)
-    cut = partial(sharded.cut_fill, sharding=sharding)
-    return Sweep(
-        d_activations=cut(swept.d_activations, size=activations.shape[0]),
-        d_embeddings=cut(swept.d_embeddings, size=embeddings.shape[0]),
-        d_bias=None if bias is None else cut(swept.d_bias, size=embeddings.shape[0]),
-    )
-
-
-def _lay_out(arrays: tuple, sharding: LossSharding) -> tuple:
-    activations, embeddings, bias, targets = arrays
-    return (
-        sharded.lay_out_positions(activations, sharding),
-        sharded.lay_out_rows(embeddings, sharding),
-        sharded.lay_out_rows(bias, sharding),
-        sharded.lay_out_positions(targets, sharding, fill=-1),
-    )
+    return run(*arrays)
 
 
 def _forward_on_shard(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
                       *, sharding: LossSharding, config: SweepConfig) -> tuple:  # fmt: skip
-    gather = partial(sharded.gather_positions, sharding=sharding)
-    offset, targets = _own_targets(gather(targets), embeddings.shape[0], sharding)
+    activations, targets = _gathered((activations, targets), sharding)
+    offset, targets = _own_targets(targets, embeddings.shape[0], sharding)
     found = _forward_here(
-        gather(activations), embeddings, bias, targets, offset, config, sharding.vocabulary_names
+        activations, embeddings, bias, targets, offset, config, sharding.vocabulary_names
     )
     return jax.tree.map(partial(_own_positions, sharding=sharding), found)
 
@@ -127,20 +110,16 @@ def _forward_here(activations: Array, embeddings: Array, bias: Array | None, tar
 
 
 def _gradients_on_shard(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
-                        normalizer: Normalizer, d_per_position: Array, *,
-                        sharding: LossSharding, config: SweepConfig) -> Sweep:  # fmt: skip
-    gather = partial(sharded.gather_positions, sharding=sharding)
-    offset, targets = _own_targets(gather(targets), embeddings.shape[0], sharding)
-    swept = _gradients_here(
-        gather(activations), embeddings, bias, targets, jax.tree.map(gather, normalizer),
-        gather(d_per_position), offset, config,
-    )  # fmt: skip
-    sum_replicas = partial(sharded.sum_in_place, axes=sharding.table_replica_names)
-    return Sweep(
-        d_activations=sharded.reduce_positions(swept.d_activations, sharding),
-        d_embeddings=sum_replicas(swept.d_embeddings),
-        d_bias=None if bias is None else sum_replicas(swept.d_bias),
+                        normalizer: Normalizer, d_per_position: Array, *, sharding: LossSharding,
+                        config: SweepConfig, with_part_of_gradients: bool) -> Sweep:  # fmt: skip
+    activations, targets, normalizer, d_per_position = _gathered(
+        (activations, targets, normalizer, d_per_position), sharding
     )
+    offset, targets = _own_targets(targets, embeddings.shape[0], sharding)
+    swept = _gradients_here(
+        activations, embeddings, bias, targets, normalizer, d_per_position, offset, config
+    )
+    return reduce_gradients(swept, sharding, with_part_of_gradients)
 
 
 def _gradients_here(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
@@ -153,6 +132,11 @@ def _gradients_here(activations: Array, embeddings: Array, bias: Array | None, t
         swept, activations, embeddings, bias, targets, d_per_position, config,
         Wanted(gradients=True),
     ).sweep  # fmt: skip
+
+
+def _gathered(arrays: tuple, sharding: LossSharding) -> tuple:
+    gathered = jax.tree.map(partial(sharded.gather_positions, sharding=sharding), arrays)
+    return sharded.vary_alike(gathered, sharding.names)
 
 
 def _own_targets(
