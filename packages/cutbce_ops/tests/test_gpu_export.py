@@ -11,7 +11,8 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.experimental import topologies
+from jax.sharding import AbstractMesh, SingleDeviceSharding
 
 import cutbce_ops
 from cutbce_ops._src.binary_cross_entropy import pallas_gpu
@@ -163,3 +164,51 @@ def test_kernels_lower_for_cuda(sizes: tuple[int, int, int], dtype: str, precisi
         splits = 512 * 128 * max(dim, 1)
         assert largest_tensor(module) <= max(num_rows * dim, splits, num_positions * dim)
     assert module_of(Wanted(loss=True)).count(f"@{TRITON_CALL}") == 1
+
+
+# An H100 as XLA's CUDA compiler wants it described; it then needs no GPU.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024  threads_per_warp: 32
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472  threads_per_core_limit: 2048
+  core_count: 132  fpus_per_core: 128
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000  l2_cache_size: 52428800  clock_rate_ghz: 1.98
+  device_memory_size: 84978434048
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 9 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.skipif(
+    not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
+    reason='XLA\'s CUDA compiler is missing: pip install "jax[cuda12]"; it needs no GPU',
+)
+@pytest.mark.parametrize("implementation", ["xla", "gpu"])
+def test_gradients_compile_for_an_h100_in_little_memory(implementation: str):
+    topology = topologies.get_topology_desc("cuda", "cuda", topology="1x1x1", target_config=H100)
+    one_gpu = SingleDeviceSharding(topology.devices[0])
+    arguments = [
+        jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=one_gpu)
+        for argument in ARGUMENTS
+    ]
+
+    def loss(activations, embeddings, targets):
+        return cutbce_ops.cut_binary_cross_entropy(
+            activations, embeddings, targets, implementation=implementation, precision="bfloat16"
+        )
+
+    with h100():
+        lowered = jax.jit(gradient_of(loss)).lower(*arguments)
+    memory = lowered.compile().memory_analysis()
+    table_bytes, tile_bytes = V * D * 4, T * 4096 * 4
+    partial_sums_bytes = 512 * 128 * (D + 1) * 4
+    scratch_bytes = partial_sums_bytes if implementation == "gpu" else 3 * tile_bytes
+    assert memory.temp_size_in_bytes <= table_bytes + scratch_bytes < T * V * 4

@@ -6,11 +6,14 @@ bits of the result, changes from run to run. Two kernels, each with its gradient
 deterministic; they form the logits twice, four products for each logit instead of three.
 
 Reasoned for an H100, D=128, bfloat16, in picoseconds for each logit: four products take 1.0 at
-peak; the elementwise part 2.3 (68 instructions, counted in the machine code for sm_90), partly
-beneath the products; three products and the tiles of logits that `chunked_xla.py` sends through
-memory, about 14 bytes, take 0.8 + 4.2. Atomic additions would spare 0.3 and cost 4 bytes of L2
-traffic. Full float32 ("highest") has no tensor cores to use: there the fourth product costs more
-than it spares, and "xla" should be faster. None of this was timed on a GPU.
+peak; issuing the elementwise part 2.7 (80 machine instructions, counted in what XLA compiles for
+the chip), partly beneath the products; three products and the tiles of logits that
+`chunked_xla.py` sends through memory, about 14 bytes, take 0.8 + 4.2. Atomic additions would spare
+0.3 and cost 4 bytes of L2 traffic. Full float32 ("highest") has no tensor cores to use: there the
+fourth product costs more than it spares, and "xla" should be faster. Nothing was timed on a GPU.
+
+Triton rather than Mosaic GPU: it serves chips from Ampere on with one kernel, and can be lowered
+and compiled where there is no GPU. JAX 0.12 warns that it will drop Triton one day.
 
 Precision: "highest" multiplies float32 in full, "default" lets float32 operands go through the
 tensor cores as TF32 (10 bits of mantissa; so does XLA), "bfloat16" rounds the operands first.
