@@ -55,6 +55,10 @@ def with_counts(activations, embeddings, targets):
     )[0]
 
 
+def softmax(activations, embeddings, targets):
+    return cutbce_ops.cut_softmax_cross_entropy(activations, embeddings, targets[:, 0])
+
+
 def dense(activations, embeddings, targets):
     logits = activations @ embeddings.T
     return jax.nn.softplus(logits).mean() - jnp.take_along_axis(logits, targets, 1).sum() / V
@@ -73,7 +77,10 @@ def target_ranks(activations, embeddings, targets):
 
 
 CASES = [
-    *((gradient_of(loss), LARGEST_ALLOWED) for loss in (fused, recompute, focal, with_counts)),
+    *(
+        (gradient_of(loss), LARGEST_ALLOWED)
+        for loss in (fused, recompute, focal, with_counts, softmax)
+    ),
     (top_k, LARGEST_IN_RANKING),
     (target_ranks, LARGEST_IN_RANKING),
 ]
