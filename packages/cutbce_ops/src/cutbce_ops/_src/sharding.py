@@ -20,15 +20,36 @@ class LossSharding:
 
     The two may be equal, disjoint or overlap. Axes in neither hold replicas.
 
-    * `vocabulary_axes=None`: the table is replicated and its gradient summed over `position_axes`.
+    * `vocabulary_axes=None`: every device sweeps the whole table for its positions, and the
+      gradient of the table is summed over `position_axes`. A table that is stored in shards is
+      gathered first; its gradient can be stored in shards through `out_shardings`.
     * `vocabulary_axes` set: every device sweeps only its own rows. Activations and targets travel
       over the axes that split both; the table never does, and its gradient needs no collective
-      over `vocabulary_axes`.
+      over `vocabulary_axes`. With `position_axes == vocabulary_axes` this is the mode for a table
+      and an optimizer state stored in shards (FSDP): what travels is [T, D], not [V, D].
+    * Different axes, such as `(("data", "model"), "model")`: rows split inside a group of devices,
+      groups replicas of one another; shards of the gradient are summed across groups.
+
+    Neither positions nor rows need to divide over their axes, but a table that does not is copied
+    at every call: store it padded and pass `vocab_size`.
+
+    The axes of the mesh may be automatic, explicit (`jax.set_mesh`, the default of
+    `jax.make_mesh`) or manual:
+
+    * Explicit: arguments of any placing are resharded as needed, and gradients are placed like
+      their arguments. `[B, S, D]` activations may be split over B, and over S only if B is whole.
+    * Manual, inside a `jax.shard_map` over all of these axes, `check_vma` true or false: array
+      arguments are this device's shards, equally long on all devices; `vocab_size` and table rows
+      in targets and results count globally. The loss is that of all positions, the same on every
+      device, and its derivative follows JAX's rules for `jax.lax.psum`. Without a `LossSharding`
+      every device has the loss of its own positions instead.
 
     Attributes:
-      mesh: `jax.sharding.Mesh` with `AxisType.Auto` axes (`jax.make_mesh` makes explicit ones by
-        default), or an `AbstractMesh` when compiling for absent devices.
-      position_axes: axis name, tuple of names or None (positions replicated).
+      mesh: `jax.sharding.Mesh`, or an `AbstractMesh` when compiling for absent devices; its axes
+        all `AxisType.Auto` or all `AxisType.Explicit` (or manual, where it comes from
+        `jax.sharding.get_abstract_mesh()`).
+      position_axes: axis name, tuple of names or None (positions replicated); queries of a ranking
+        are positions.
       vocabulary_axes: axis name, tuple of names or None (table replicated).
     """
 

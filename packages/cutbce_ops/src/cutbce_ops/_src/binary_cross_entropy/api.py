@@ -95,8 +95,8 @@ def cut_binary_cross_entropy(
       logit_scale: factor of the dot products (not of the bias): a number above 0, or a `[]` float
         array, which receives a gradient. The scaled activations are rounded to their dtype.
       logit_cap: number above 0 that bounds the logits smoothly to (-c, c); None for no bound.
-      sharding: layout over a device mesh, see `LossSharding`. Inside your own `jax.shard_map`
-        leave it None and call `shard_map` with `check_vma=False`.
+      sharding: layout over a device mesh, see `LossSharding`; None for one device, or inside
+        `jax.shard_map` for the loss of this device's positions.
       gradient_mode: "fused" takes loss and gradients from one sweep and keeps the gradients
         (`[T, D]` and `[V, D]` float32) until the backward pass; "recompute" keeps nothing and
         sweeps again. "auto" is "fused".
