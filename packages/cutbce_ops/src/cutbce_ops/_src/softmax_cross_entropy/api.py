@@ -111,7 +111,7 @@ def cut_softmax_cross_entropy_per_position(
     static, primals = _prepare(activations, embeddings, targets, bias, options)
     laid_out, _ = lay_out(*primals, None, sharding)
     losses = restore(per_position_loss(static, *laid_out), primals[0], sharding)
-    return losses.reshape(activations.shape[:-1])
+    return jnp.where(primals[-1][:, 0] >= 0, losses, 0).reshape(activations.shape[:-1])
 
 
 def _prepare(

@@ -11,14 +11,17 @@ from cutbce_ops._src.softmax_cross_entropy import sharded
 
 def _loss(static: Static, activations: Array, embeddings: Array, bias: Array | None,
           targets: Array) -> Array:  # fmt: skip
-    """`[T]` float32, log-sum-exp less the target's logit; 0 without one (`targets` is `[T, 1]`)."""
+    """`[T]` float32, log-sum-exp less the target's logit; `targets` is `[T, 1]`.
+
+    Without a target it is some finite number, which the caller must leave out.
+    """
     return _forward(static, activations, embeddings, bias, targets)[0]
 
 
 def _forward(static: Static, *primals):
     loss, normalizer = sharded.forward(*primals, static.config, static.sharding)
     # The normalizer is all that the backward sweep needs beside the arguments.
-    return jnp.where(_has_target(primals), loss, 0), (primals, normalizer)
+    return loss, (primals, normalizer)
 
 
 def _backward(static: Static, residuals: tuple, d_per_position: Array) -> tuple:
@@ -26,13 +29,8 @@ def _backward(static: Static, residuals: tuple, d_per_position: Array) -> tuple:
     d_per_position = whole_cotangent(
         d_per_position, primals[0], static.sharding, "position_replica_names"
     )
-    d_per_position = jnp.where(_has_target(primals), d_per_position, 0)
     swept = sharded.gradients(*primals, normalizer, d_per_position, static.config, static.sharding)
     return *as_primals(primals, swept, jnp.float32(1)), None
-
-
-def _has_target(primals: tuple) -> Array:
-    return primals[3][:, 0] >= 0
 
 
 per_position_loss = jax.custom_vjp(_loss, nondiff_argnums=(0,))
