@@ -1,6 +1,7 @@
 """The TPU lab with the real compiler; `nox -s tests-tpu` installs it."""
 
 import importlib.util
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cutbce_ops import tpu_lab
@@ -147,6 +149,26 @@ def test_sharded_scan(compiler: tpu_lab.Compiler):
     assert report.memory.arguments_bytes == (7 * MIB * 4) // 4 + 1024 * 1024 * 4
     assert report.memory.aliased_bytes == 7 * MIB
     assert report.num_devices == 8
+
+
+@pytest.mark.skipif(
+    os.environ.get("TPU_SKIP_MDS_QUERY") != "1",
+    reason="set TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 (nox -s tests-tpu does)",
+)
+def test_same_memory_as_in_one_process(compiler: tpu_lab.Compiler):
+    slice_ = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
+    mesh = topologies.make_mesh(slice_, (8,), ("data",))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.ShapeDtypeStruct((8192, 512), jnp.float32, sharding=rows)
+
+    def step(x, y):
+        return x + y, jnp.tanh(x @ y.T).sum()
+
+    here = jax.jit(step, donate_argnums=0).lower(x, x).compile().memory_analysis()
+    there = tpu_lab.compile_for(step, "v6e:2x4", x, x, donate_argnums=0, compiler=compiler).memory
+    assert there.peak_bytes == here.peak_memory_in_bytes
+    assert there.temporaries_bytes == here.temp_size_in_bytes
+    assert there.aliased_bytes == here.alias_size_in_bytes == 1024 * 512 * 4
 
 
 def test_does_not_fit(compiler: tpu_lab.Compiler):
