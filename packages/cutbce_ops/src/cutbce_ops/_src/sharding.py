@@ -37,7 +37,7 @@ class LossSharding:
     `jax.make_mesh`) or manual:
 
     * Explicit: arguments of any placing are resharded as needed, and gradients are placed like
-      their arguments. `[B, S, D]` activations may be split over B, and over S only if B is whole.
+      their arguments. Of `[B, S, D]` activations only B may be split.
     * Manual, inside a `jax.shard_map` over all of these axes, `check_vma` true or false: array
       arguments are this device's shards, equally long on all devices; `vocab_size` and table rows
       in targets and results count globally. The loss is that of all positions, the same on every

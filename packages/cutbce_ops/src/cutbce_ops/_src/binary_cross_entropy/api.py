@@ -176,11 +176,13 @@ def cut_binary_cross_entropy_with_aux(
     counts = forward.counts
     assert counts is not None
     if position_weights is not None:
-        is_counted = jnp.reshape(position_weights, (-1, 1)) != 0
+        is_counted = (jnp.reshape(position_weights, -1) != 0)[:, None]
         counts = jax.tree.map(lambda count: jnp.where(is_counted, count, 0), counts)
     kept = all_thresholds if isinstance(thresholds, tuple) else all_thresholds[0]
-    counts_shape = (*shape, len(kept)) if isinstance(kept, tuple) else shape
-    counts = jax.tree.map(lambda count: count.reshape(counts_shape), counts)
+    # In two steps: arrays split over explicit axes can only regain the axes they came with.
+    counts = jax.tree.map(lambda count: count.reshape(*shape, len(all_thresholds)), counts)
+    if not isinstance(kept, tuple):
+        counts = jax.tree.map(lambda count: count[..., 0], counts)
     output = BinaryCrossEntropyOutput(
         loss=loss,
         per_position=forward.per_position.reshape(shape),
