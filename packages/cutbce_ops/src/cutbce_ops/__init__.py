@@ -15,6 +15,15 @@ from cutbce_ops._src.binary_cross_entropy.api import (
     cut_binary_cross_entropy_with_aux as cut_binary_cross_entropy_with_aux,
 )
 from cutbce_ops._src.binary_cross_entropy.config import TileConfig as TileConfig
+from cutbce_ops._src.binary_cross_entropy.dispatch import Choice as Choice
+from cutbce_ops._src.binary_cross_entropy.plan import Plan as Plan
+from cutbce_ops._src.binary_cross_entropy.plan import (
+    plan_cut_binary_cross_entropy as plan_cut_binary_cross_entropy,
+)
+from cutbce_ops._src.binary_cross_entropy.plan import (
+    select_implementation as select_implementation,
+)
+from cutbce_ops._src.hardware import HardwareSpec as HardwareSpec
 from cutbce_ops._src.metrics import ConfusionCounts as ConfusionCounts
 from cutbce_ops._src.metrics import auc_pr as auc_pr
 from cutbce_ops._src.metrics import binary_accuracy as binary_accuracy

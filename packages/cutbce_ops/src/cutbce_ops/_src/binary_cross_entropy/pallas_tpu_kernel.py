@@ -191,6 +191,8 @@ def _start(config: KernelConfig, refs: SimpleNamespace) -> None:
             ref = getattr(refs, name)
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
     refs.logits[...] = jnp.full(refs.logits.shape, config.off, jnp.float32)
+    refs.rows[1] = jnp.zeros(refs.rows.shape[1:], refs.rows.dtype)
+    refs.offset[1] = jnp.full(refs.offset.shape[1:], config.off, jnp.float32)
     if config.with_gradients:
         refs.d_rows[1] = jnp.zeros(refs.d_rows.shape[1:], jnp.float32)
         refs.rows_t[1] = jnp.zeros(refs.rows_t.shape[1:], refs.rows_t.dtype)
@@ -331,9 +333,7 @@ def _add_block_loss(config: KernelConfig, refs: SimpleNamespace, v: Array,
                 sums.add_exact(refs.logits_again[pl.ds(start, config.row_slice), :])
             refs.block_loss[:, _positions(config, tile)] = sums.loss()
 
-        # In the first step no block came before, in the last no other one comes.
-        first = jnp.where(v == num_blocks, num_tiles - 1, 0)
-        lax.fori_loop(first, jnp.where(v == 0, num_tiles - 1, num_tiles), again, None)
+        lax.fori_loop(0, num_tiles, again, None)
 
     @pl.when(v < num_blocks)
     def _():
@@ -436,9 +436,10 @@ class _Sums:
 
 
 def _reciprocal(values: Array) -> Array:
-    # Public under another name before jax 0.11.
-    function = pltpu.reciprocal if hasattr(pltpu, "reciprocal") else pl.reciprocal
-    return function(values, approx=True)
+    if hasattr(pltpu, "reciprocal"):
+        return pltpu.reciprocal(values, approx=True)
+    # Before jax 0.11 under another name, and in float32 only.
+    return pl.reciprocal(values.astype(jnp.float32), approx=True).astype(values.dtype)
 
 
 def _minus_abs(z: Array) -> Array:
@@ -489,7 +490,7 @@ def call_kernel(
     names = config.ref_names
     inputs = names[: names.index("table") + 1]
     inputs += tuple(n for n in ("bias", "earlier_d_table", "earlier_d_bias") if n in names)
-    shapes = _output_shapes(config, num_table_rows)
+    shapes = _output_shapes(config, num_table_rows, _varying_axes(arrays))
     outputs = tuple(name for name in names if name in shapes)
     scratch = _scratch_shapes(config)
     aliases = {
@@ -554,16 +555,26 @@ def _block_specs(config: KernelConfig, num_blocks: int) -> dict[str, pl.BlockSpe
     }
 
 
-def _output_shapes(config: KernelConfig, num_table_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def _varying_axes(arrays: dict[str, Array]) -> frozenset[str]:
+    """Mesh axes of a surrounding `shard_map` along which any input differs, and so the outputs."""
+    types = (jax.typeof(array) for array in arrays.values() if array is not None)
+    return frozenset().union(*(getattr(type_, "vma", frozenset()) for type_ in types))
+
+
+def _output_shapes(
+    config: KernelConfig, num_table_rows: int, varying_axes: frozenset[str]
+) -> dict[str, jax.ShapeDtypeStruct]:
     num_positions = config.num_positions
     num_counts = SUBLANES * len(config.logit_thresholds)
-    return {
-        "loss": jax.ShapeDtypeStruct((SUBLANES, num_positions), jnp.float32),
-        "counts": jax.ShapeDtypeStruct((num_counts, num_positions), jnp.int32),
-        "d_activations": jax.ShapeDtypeStruct((config.dim, num_positions), jnp.float32),
-        "d_table": jax.ShapeDtypeStruct((num_table_rows, config.dim), jnp.float32),
-        "d_bias": jax.ShapeDtypeStruct((1, num_table_rows), jnp.float32),
+    shapes = {
+        "loss": ((SUBLANES, num_positions), jnp.float32),
+        "counts": ((num_counts, num_positions), jnp.int32),
+        "d_activations": ((config.dim, num_positions), jnp.float32),
+        "d_table": ((num_table_rows, config.dim), jnp.float32),
+        "d_bias": ((1, num_table_rows), jnp.float32),
     }
+    vma = {"vma": varying_axes} if varying_axes else {}
+    return {name: jax.ShapeDtypeStruct(*shape, **vma) for name, shape in shapes.items()}
 
 
 def _scratch_shapes(config: KernelConfig) -> dict[str, Any]:
