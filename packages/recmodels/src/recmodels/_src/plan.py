@@ -42,7 +42,8 @@ class PlanReport:
     temporaries_bytes: int  # HBM per chip: everything in between
     peak_bytes: int  # highest use of HBM per chip
     collectives: list[dict[str, Any]]  # kind, shape, bytes, count, axes and ms of alike ones
-    step_ms: float  # estimated time of a step
+    step_ms: float  # estimated time of a step, without the kernels of unknown time
+    untimed_kernels: list[str]  # kernels that the compiler gives no time for
     bound: str  # the resource that is busy longest: a unit of the core, HBM or ICI (the links)
     busy_ms: dict[str, float]  # how long each resource would be busy by itself
     notes: list[str]  # what is missing from the time or was guessed
@@ -68,7 +69,10 @@ class PlanReport:
                 f"  {entry['count']} x {entry['kind']} over {','.join(entry['axes']) or '?'} of "
                 f"{shape}, {size} each, {entry['ms']:.3f} ms in all"
             )
-        lines.append(f"one step: {self.step_ms:.2f} ms, bound by {self.bound} ({ESTIMATE})")
+        missing = " without " + ", ".join(self.untimed_kernels) if self.untimed_kernels else ""
+        lines.append(
+            f"one step: {self.step_ms:.2f} ms{missing}, bound by {self.bound} ({ESTIMATE})"
+        )
         busy = sorted(self.busy_ms.items(), key=lambda item: -item[1])[:5]
         lines.append("  busy: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in busy))
         lines += [f"  note: {note}" for note in self.notes]

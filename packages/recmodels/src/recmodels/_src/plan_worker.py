@@ -49,6 +49,7 @@ def compile_step(recipe: Recipe, topology: str, num_items: int) -> dict[str, Any
         **dataclasses.asdict(report.memory),
         "collectives": [_collective(item) for item in report.collectives],
         "step_ms": report.step_seconds * 1e3,
+        "untimed_kernels": [each.name for each in report.kernels if each.seconds is None],
         "bound": report.bound,
         "busy_ms": {name: seconds * 1e3 for name, seconds in report.busy_seconds.items()},
         "notes": list(report.notes),
