@@ -58,8 +58,8 @@ def lay_out_positions(array: Array, sharding: LossSharding | None, fill: int = 0
     return _lay_out(array, sharding, sharding.num_position_shards, sharding.position_spec(), fill)
 
 
-def lay_out_rows(array: Array | None, sharding: LossSharding | None) -> Array | None:
-    """The same for the table or its bias, filled with zeros.
+def lay_out_rows(array: Any, sharding: LossSharding | None) -> Any:
+    """The same for the table, or its bias (or None), filled with zeros.
 
     A table that does not divide over the shards is copied here: store it padded instead.
     """

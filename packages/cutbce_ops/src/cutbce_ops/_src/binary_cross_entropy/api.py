@@ -250,7 +250,7 @@ def _loss_and_forward(
 
 def _prepare(
     activations: Array, embeddings: Array, targets: Array, bias: Array | None, options: Options
-) -> tuple[Static, tuple]:
+) -> tuple[Static, tuple[Array, Array, Array | None, Array]]:
     """Checks every argument and flattens the leading axes to positions."""
     check_arrays(activations, embeddings, bias)
     checks.require_integer("targets", targets)

@@ -25,7 +25,8 @@ def top_k(
     """Best `k` rows of the whole table, on one device or over a mesh; see `blocks.top_k`."""
     if sharding is None:
         _require_one_device(queries, rows)
-        return blocks.top_k(*sharded.vary_alike((queries, rows)), k)
+        queries, rows = sharded.vary_alike((queries, rows))
+        return blocks.top_k(queries, rows, k)
 
     def of_shard(queries: Queries, rows: Rows) -> tuple[Array, Array]:
         found = blocks.top_k(queries, rows, min(k, rows.num_rows))
@@ -43,7 +44,8 @@ def target_ranks(queries: Queries, rows: Rows, sharding: LossSharding | None) ->
     """Number `[Q, L]` of rows of the whole table that come before each target."""
     if sharding is None:
         _require_one_device(queries, rows)
-        return _ranks(*sharded.vary_alike((queries, rows)))
+        queries, rows = sharded.vary_alike((queries, rows))
+        return _ranks(queries, rows)
 
     def of_shard(queries: Queries, rows: Rows) -> Array:
         counts = _ranks(queries, rows, sharding.vocabulary_names)
