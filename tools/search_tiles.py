@@ -17,71 +17,33 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import jax.numpy as jnp
 
 from cutbce_ops import tpu_lab
-from cutbce_ops._src.binary_cross_entropy import pallas_tpu
-from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import KernelConfig, call_kernel
-from cutbce_ops._src.hardware import CHIPS, HardwareSpec
+from cutbce_ops._src.binary_cross_entropy.pallas_tpu_schedule import (
+    MODES,
+    bundles_per_unit,
+    inner_loop,
+)
+from cutbce_ops._src.hardware import CHIPS
 from cutbce_ops._src.tuning import DEFAULT_TILES, TpuTiles, sweep_tiles
 
 TABLES = Path(__file__).parent.parent / "packages/cutbce_ops/src/cutbce_ops/data/tuning"
 OPERATOR = "binary_cross_entropy"
-TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4",
-              "7x": "tpu7x:2x2x1"}  # fmt: skip
-MODES = {"fused": (True, True), "forward": (True, False), "backward": (False, True)}
 CHOICES = {
     "unroll": (2, 4),
     "row_slice": (8, 16, 32),
     "block_v": (512, 1024, 2048),
     "block_t": (256, 512),
 }
-NUM_POSITIONS = 4096  # the loop body does not depend on it
-NUM_BLOCKS = 4  # nor on the size of the table
-LOGITS = 2**18
-
-
-def kernel_config(tiles: TpuTiles, dim: int, mode: str, hardware: HardwareSpec) -> KernelConfig:
-    """The kernel without bias and counts, in its default precision."""
-    with_loss, with_gradients = MODES[mode]
-    return KernelConfig(
-        num_positions=min(NUM_POSITIONS, 1024) if hardware.chip == "v4" else NUM_POSITIONS,
-        dim=dim,
-        **dataclasses.asdict(tiles),
-        bfloat16_elements=hardware.has_bfloat16_elements,
-        highest=False,
-        with_loss=with_loss,
-        with_counts=False,
-        with_gradients=with_gradients,
-        has_bias=False,
-        accumulate=False,
-        logit_thresholds=(),
-        pointwise=None,
-        interpret=False,
-    )
 
 
 def bundles(tiles: TpuTiles, dim: int, mode: str, chip: str, compiler: tpu_lab.Compiler) -> float:
     """Bundles per 2^18 logits of the inner loop; infinity where the tiles do not fit the chip."""
-    hardware = HardwareSpec.of(chip)
-    config = kernel_config(tiles, dim, mode, hardware)
-    shapes = {
-        "num_rows": jax.ShapeDtypeStruct((1,), jnp.int32),
-        "logit_operand": jax.ShapeDtypeStruct((config.num_positions, dim), jnp.bfloat16),
-        "gradient_operand": jax.ShapeDtypeStruct((config.num_positions, dim), jnp.bfloat16),
-        "table": jax.ShapeDtypeStruct((NUM_BLOCKS * tiles.block_v, dim), jnp.float32),
-    }
-    vmem_limit_bytes = hardware.vmem_bytes - pallas_tpu.RESERVED_VMEM_BYTES
     try:
-        loops = tpu_lab.measure_kernel(
-            lambda arrays: call_kernel(config, arrays, vmem_limit_bytes),
-            TOPOLOGIES[chip], shapes, compiler=compiler,
-        )  # fmt: skip
-    except (tpu_lab.DoesNotFitError, tpu_lab.TpuCompileError) as error:
+        return bundles_per_unit(inner_loop(tiles, dim, mode, chip, compiler), tiles)
+    except tpu_lab.TpuCompileError as error:
         print(f"  {tiles}: {str(error).splitlines()[0][:120]}", flush=True)
         return float("inf")
-    # The first loop is that of whole blocks; the others treat ragged ones and large losses.
-    return loops[0].bundles * LOGITS / (tiles.block_v * tiles.block_t * tiles.unroll)
 
 
 def search(chip: str, dim: int, mode: str, compiler: tpu_lab.Compiler) -> tuple[TpuTiles, float]:

@@ -167,7 +167,7 @@ def test_positions_are_cut_into_equal_chunks_that_fit():
 def test_what_does_not_fit_the_chip_is_refused():
     config = dataclasses.replace(config_of(Case()), tiles=TileConfig(8192, 8192))
     with pytest.raises(NotImplementedError, match=r"8192 x 8192 logits at D=128 .* bytes of VMEM"):
-        pallas_tpu.plan_kernel(8192, 128, False, config, EVERYTHING, HardwareSpec.of("v4"))
+        pallas_tpu.plan_kernel(100_000, 128, False, config, EVERYTHING, HardwareSpec.of("v4"))
 
 
 @pytest.mark.parametrize("chip", CHIPS)

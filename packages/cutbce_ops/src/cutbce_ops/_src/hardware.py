@@ -9,6 +9,7 @@ import dataclasses
 import jax
 
 MIB, GB = 2**20, 10**9
+LANES = 128  # columns of a TPU register
 
 
 @dataclasses.dataclass(frozen=True)

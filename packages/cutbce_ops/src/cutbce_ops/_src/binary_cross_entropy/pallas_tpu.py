@@ -11,10 +11,9 @@ from jax import Array
 
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
-from cutbce_ops._src.hardware import HardwareSpec
+from cutbce_ops._src.hardware import LANES, HardwareSpec
 from cutbce_ops._src.tuning import TpuTiles, sweep_tiles
 
-LANES = 128
 # What the compiler keeps for itself: copies in flight, spilled registers.
 RESERVED_VMEM_BYTES = 2**20
 # Positions per call from which the arithmetic hides the traffic of the table, with a margin.

@@ -23,6 +23,7 @@ from cutbce_ops._src.binary_cross_entropy.positives import (
     distinct_targets,
 )
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
+from cutbce_ops._src.hardware import LANES, may_target_tpu
 from cutbce_ops._src.sharded import (
     first_row,
     gather_positions,
@@ -53,7 +54,7 @@ def lay_out(
     targets: Array,
     weights: Array | None,
     sharding: LossSharding | None,
-) -> tuple[tuple[Array, Array, Array | None, Array], Array | None]:
+) -> tuple[tuple[Array, Array, Array | None, Array], Any]:
     """Gives all arguments the lengths and the placing that `sweep` needs.
 
     This stands outside the hand-written derivatives, so that JAX takes gradients back to the
@@ -162,14 +163,38 @@ def _local(activations: Array, embeddings: Array, bias: Array | None, targets: A
         num_rows = embeddings.shape[0]
         is_here = (targets >= vocab_offset) & (targets < vocab_offset + num_rows)
         targets = jnp.where(is_here, targets - vocab_offset, -1)
+    dim = activations.shape[1]
+    activations, embeddings = whole_registers(activations), whole_registers(embeddings)
     factor = slope_cotangent(d_per_position, config)
     dense = dense_sweep(activations, embeddings, bias, factor, vocab_offset, config, wanted)
     dense = add_linear_term(
         dense, activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
     )
-    return correct_for_targets(
+    corrected = correct_for_targets(
         dense, activations, embeddings, bias, targets, d_per_position, config, wanted
     )
+    return dataclasses.replace(corrected, sweep=first_features(corrected.sweep, dim))
+
+
+def whole_registers(vectors: Array) -> Array:
+    """For a TPU, zeros up to a multiple of 128 features.
+
+    XLA keeps `[V, D]` with such a D by columns, and would turn the table round and back once for
+    the kernel, once for each gather and once for each scatter. So it is turned once for all.
+    """
+    missing = -vectors.shape[1] % LANES
+    if missing == 0 or not may_target_tpu():
+        return vectors
+    return jnp.pad(vectors, ((0, 0), (0, missing)))
+
+
+def first_features(sweep: Sweep, dim: int) -> Sweep:
+    """Drops what `whole_registers` added."""
+    vectors = (sweep.d_activations, sweep.d_embeddings)
+    d_activations, d_embeddings = jax.tree.map(
+        lambda array: array if array.shape[1] == dim else array[:, :dim], vectors
+    )
+    return dataclasses.replace(sweep, d_activations=d_activations, d_embeddings=d_embeddings)
 
 
 def _on_shard(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
