@@ -41,6 +41,10 @@ def is_rare(case: Case) -> str:
     return "gradient_rare" if case.mean_logit < -10 else "gradient"
 
 
+def is_shaped(case: Case) -> bool:
+    return bool(case.label_smoothing or case.pos_weight or case.focal_gamma)
+
+
 # Recomputing is the derivative of the per-position loss, which runs every case by itself below.
 # The loop over odd sizes is the same for both dtypes.
 COMBINATIONS = [(case, "float32", "fused") for case in CASES]
@@ -88,7 +92,11 @@ def test_per_position_loss_and_its_gradients(case: Case):
     assert_close(d_embeddings, weighted.d_embeddings * total, "float32", is_rare(case), 2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",  # counts do not depend on the labels and factors of the loss
+    [case for case in CASES if case.logit_cap or not is_shaped(case)],
+    ids=lambda case: case.name,
+)
 def test_counts_are_exact(case: Case):
     problem = make_problem(case)
     loss, output = cutbce_ops.cut_binary_cross_entropy_with_aux(
@@ -374,7 +382,7 @@ def test_rows_beyond_vocab_size_get_no_gradient():
     assert not np.any(gradients[2][640:])
 
 
-@pytest.mark.parametrize("layout", [None, (None, "data"), ("data", ("data", "model"))], ids=str)
+@pytest.mark.parametrize("layout", [None, ("data", ("data", "model"))], ids=str)
 @pytest.mark.parametrize(
     "case",
     [
