@@ -116,7 +116,7 @@ def cut_softmax_cross_entropy_per_position(
 
 def _prepare(
     activations: Array, embeddings: Array, targets: Array, bias: Array | None, options: Options
-) -> tuple[Static, tuple]:
+) -> tuple[Static, tuple[Array, Array, Array | None, Array]]:
     """Checks every argument and flattens the leading axes to positions."""
     check_arrays(activations, embeddings, bias)
     checks.require_integer("targets", targets)

@@ -18,7 +18,9 @@ def _loss(static: Static, activations: Array, embeddings: Array, bias: Array | N
     return _forward(static, activations, embeddings, bias, targets)[0]
 
 
-def _forward(static: Static, *primals):
+def _forward(static: Static, activations: Array, embeddings: Array, bias: Array | None,
+             targets: Array) -> tuple[Array, tuple]:  # fmt: skip
+    primals = (activations, embeddings, bias, targets)
     loss, normalizer = sharded.forward(*primals, static.config, static.sharding)
     # The normalizer is all that the backward sweep needs beside the arguments.
     return loss, (primals, normalizer)
@@ -26,10 +28,14 @@ def _forward(static: Static, *primals):
 
 def _backward(static: Static, residuals: tuple, d_per_position: Array) -> tuple:
     primals, normalizer = residuals
+    activations, embeddings, bias, targets = primals
     d_per_position = whole_cotangent(
-        d_per_position, primals[0], static.sharding, "position_replica_names"
+        d_per_position, activations, static.sharding, "position_replica_names"
     )
-    swept = sharded.gradients(*primals, normalizer, d_per_position, static.config, static.sharding)
+    swept = sharded.gradients(
+        activations, embeddings, bias, targets, normalizer, d_per_position, static.config,
+        static.sharding,
+    )  # fmt: skip
     return *as_primals(primals, swept, jnp.float32(1)), None
 
 
