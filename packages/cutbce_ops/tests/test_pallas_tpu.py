@@ -212,3 +212,33 @@ def test_chips_are_what_jax_knows(spec: HardwareSpec):
 def test_unknown_chips():
     with pytest.raises(ValueError, match=r"`chip` must be one of v4, v5e, .*; got 'v9'"):
         HardwareSpec.of("v9")
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_kernel_lowers_inside_the_callers_shard_map(check_vma: bool):
+    import cutbce_ops
+    from cutbce_ops import tpu_lab
+
+    mesh = tpu_lab.mesh_for("v6e:2x4", (8,), ("data",))
+    positions, replica = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+    def gradients(activations, embeddings, targets):
+        def loss(activations, embeddings):
+            return cutbce_ops.cut_binary_cross_entropy(
+                activations, embeddings, targets, implementation="mosaic_tpu"
+            )
+
+        d_activations, d_embeddings = jax.grad(loss, (0, 1))(activations, embeddings)
+        # A checked shard_map has summed the gradient of what came in as a replica already.
+        return d_activations, d_embeddings if check_vma else jax.lax.psum(d_embeddings, "data")
+
+    step = jax.shard_map(
+        gradients, mesh=mesh, in_specs=(positions, replica, positions),
+        out_specs=(positions, replica), check_vma=check_vma,
+    )  # fmt: skip
+    lowered = jax.jit(step).trace(
+        jax.ShapeDtypeStruct((2048, 128), jnp.float32),
+        jax.ShapeDtypeStruct((3000, 128), jnp.float32),
+        jax.ShapeDtypeStruct((2048, 8), jnp.int32),
+    ).lower(lowering_platforms=("tpu",))  # fmt: skip
+    assert "tpu_custom_call" in lowered.as_text()

@@ -224,6 +224,33 @@ ENTRY %main (p: f32[64,128]) -> f32[64,128] {{
     assert found.hbm_bytes == num_bytes
 
 
+def test_bytes_of_a_scatter_inside_fusions():
+    text = """
+%inner (a: f32[64,128], b: s32[2], c: f32[2,128]) -> f32[64,128] {
+  %a = f32[64,128]{1,0} parameter(0)
+  %b = s32[2]{0} parameter(1)
+  %c = f32[2,128]{1,0} parameter(2)
+  ROOT %s = f32[64,128]{1,0} scatter(%a, %b, %c), to_apply=%add
+}
+
+%outer (d: f32[64,128], e: s32[2], f: f32[2,128]) -> f32[64,128] {
+  %d = f32[64,128]{1,0} parameter(0)
+  %e = s32[2]{0} parameter(1)
+  %f = f32[2,128]{1,0} parameter(2)
+  ROOT %i = f32[64,128]{1,0} fusion(%d, %e, %f), kind=kCustom, calls=%inner
+}
+
+ENTRY %main (p: f32[64,128], i: s32[2], u: f32[2,128]) -> f32[64,128] {
+  %p = f32[64,128]{1,0} parameter(0)
+  %i = s32[2]{0} parameter(1)
+  %u = f32[2,128]{1,0} parameter(2)
+  ROOT %o = f32[64,128]{1,0} fusion(%p, %i, %u), kind=kCustom, calls=%outer
+}
+"""
+    (found,) = tpu_lab.summarize(text).operations
+    assert found.hbm_bytes == 3 * 2 * 512 + 8
+
+
 def test_kernel_bytes_come_from_its_cost_estimate():
     (plain,) = tpu_lab.summarize(HLO).kernels
     assert plain.hbm_bytes == ROW_BYTES  # its operand is in VMEM

@@ -490,7 +490,7 @@ def call_kernel(
     names = config.ref_names
     inputs = names[: names.index("table") + 1]
     inputs += tuple(n for n in ("bias", "earlier_d_table", "earlier_d_bias") if n in names)
-    shapes = _output_shapes(config, num_table_rows, _varying_axes(arrays))
+    shapes = _output_shapes(config, num_table_rows, _manual_axis_type(arrays))
     outputs = tuple(name for name in names if name in shapes)
     scratch = _scratch_shapes(config)
     aliases = {
@@ -555,14 +555,15 @@ def _block_specs(config: KernelConfig, num_blocks: int) -> dict[str, pl.BlockSpe
     }
 
 
-def _varying_axes(arrays: dict[str, Array]) -> frozenset[str]:
-    """Mesh axes of a surrounding `shard_map` along which any input differs, and so the outputs."""
-    types = (jax.typeof(array) for array in arrays.values() if array is not None)
-    return frozenset().union(*(getattr(type_, "vma", frozenset()) for type_ in types))
+def _manual_axis_type(arrays: dict[str, Array]) -> dict[str, Any]:
+    """How outputs vary over the axes of a surrounding `shard_map`: as the inputs do."""
+    types = [jax.typeof(array).manual_axis_type for array in arrays.values() if array is not None]
+    most = max(types, key=lambda type_: len(type_.varying))
+    return {"manual_axis_type": most} if most.varying else {}
 
 
 def _output_shapes(
-    config: KernelConfig, num_table_rows: int, varying_axes: frozenset[str]
+    config: KernelConfig, num_table_rows: int, axis_type: dict[str, Any]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     num_positions = config.num_positions
     num_counts = SUBLANES * len(config.logit_thresholds)
@@ -573,8 +574,7 @@ def _output_shapes(
         "d_table": ((num_table_rows, config.dim), jnp.float32),
         "d_bias": ((1, num_table_rows), jnp.float32),
     }
-    vma = {"vma": varying_axes} if varying_axes else {}
-    return {name: jax.ShapeDtypeStruct(*shape, **vma) for name, shape in shapes.items()}
+    return {name: jax.ShapeDtypeStruct(*shape, **axis_type) for name, shape in shapes.items()}
 
 
 def _scratch_shapes(config: KernelConfig) -> dict[str, Any]:

@@ -164,20 +164,12 @@ def _hbm_bytes(module: Module, run: Execution) -> int:
     """Operands read and results written, as far as they live in HBM; slices count as slices."""
     instruction = run.instruction
     computation = module.computations[run.computation]
-    fused = next(
-        (
-            module.computations.get(name, {})
-            for name in instruction.called()
-            if instruction.opcode == "fusion"
-        ),
-        {},
-    )
     total = 0
     operands = [computation[name] for name in instruction.operands if name in computation]
-    updated = _bytes_replaced(instruction, computation, fused)
+    updated = _bytes_replaced(module, instruction, computation)
     for index, operand in enumerate(operands):
         size = sum(array.num_bytes for array in operand.arrays() if array.in_hbm)
-        part = _part_read(instruction, fused, index)
+        part = _part_read(module, instruction, index)
         total += min(size, part) if part is not None else size
     results = [array for array in instruction.arrays() if array.in_hbm]
     if instruction.opcode == "copy-start":  # the result lists source and destination
@@ -190,30 +182,42 @@ def _parameters(fused: Computation) -> dict[int, str]:
     return {int(item.arguments): name for name, item in fused.items() if item.opcode == "parameter"}
 
 
-def _part_read(instruction: Instruction, fused: Computation, index: int) -> int | None:
+def _fused(module: Module, instruction: Instruction) -> Computation:
+    """The computation of a fusion; empty for other instructions."""
+    names = instruction.called() if instruction.opcode == "fusion" else ()
+    return next((module.computations.get(name, {}) for name in names), {})
+
+
+def _part_read(module: Module, instruction: Instruction, index: int) -> int | None:
     """Bytes read of an operand that is only sliced or only written into; None if all of it is."""
     if instruction.opcode in _PARTIAL and index == 0:
         reads = instruction.opcode in {"dynamic-slice", "gather"}
         return sum(array.num_bytes for array in instruction.arrays()) if reads else 0
+    fused = _fused(module, instruction)
     name = _parameters(fused).get(index)
-    users = [item for item in fused.values() if name in item.operands]
-    parts = [item for item in users if item.opcode in _PARTIAL and item.operands[0] == name]
-    if name is None or len(parts) < len(users) or not users:
+    parts = [
+        _part_read(module, user, place)
+        for user in fused.values()
+        for place, operand in enumerate(user.operands)
+        if operand == name
+    ]
+    if name is None or not parts or None in parts:
         return None
-    read = [item for item in parts if item.opcode in {"dynamic-slice", "gather"}]
-    return sum(array.num_bytes for item in read for array in item.arrays())
+    return sum(part for part in parts if part is not None)
 
 
 def _bytes_replaced(
-    instruction: Instruction, computation: Computation, fused: Computation
+    module: Module, instruction: Instruction, computation: Computation
 ) -> int | None:
     """Bytes written if the result is an operand with a slice replaced; None otherwise."""
     root: Instruction | None = instruction
-    if instruction.opcode == "fusion":
-        computation = fused
-        root = next((item for item in fused.values() if item.is_root), None)
-        while root is not None and root.opcode in {"bitcast", "copy"} and root.operands:
-            root = fused.get(root.operands[0])
+    followed = {"fusion", "bitcast", "copy"} if instruction.opcode == "fusion" else set()
+    while root is not None and root.opcode in followed:
+        if root.opcode == "fusion":
+            computation = _fused(module, root)
+            root = next((item for item in computation.values() if item.is_root), None)
+        else:
+            root = computation.get(root.operands[0]) if root.operands else None
     place = {"dynamic-update-slice": 1, "scatter": 2}.get(root.opcode if root else "")
     if root is None or place is None:
         return None
