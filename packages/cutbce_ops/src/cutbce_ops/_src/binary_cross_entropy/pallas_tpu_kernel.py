@@ -148,54 +148,50 @@ class KernelConfig:
 
 
 def sweep_kernel(config: KernelConfig, *references: Any) -> None:
-    """Body of one grid step; step v < number of blocks sweeps block v, the last one drains."""
+    """Body of one grid step: step v sweeps block v; the last one, without rows, only drains."""
     refs = SimpleNamespace(**dict(zip(config.ref_names, references, strict=True)))
-    v, num_blocks = pl.program_id(0), pl.num_programs(0) - 1
+    v, is_last = pl.program_id(0), pl.program_id(0) == pl.num_programs(0) - 1
     num_here = jnp.clip(refs.num_rows[0] - v * config.block_v, 0, config.block_v)
 
     @pl.when(v == 0)
     def _():
         _start(config, refs)
 
-    @pl.when(v < num_blocks)
-    def _():
-        _load_rows(config, refs, lax.rem(v, 2), num_here)
-
+    _load_rows(config, refs, lax.rem(v, 2), num_here)
+    num_trips = config.num_tiles // config.unroll
     # The loop stands twice: rows that are not there need an addition for every logit.
-    is_plain = (num_here == config.block_v) & (not config.has_bias)
-    for with_offset in (False, True):
-        if not with_offset and config.has_bias:
-            continue
+    if not config.has_bias:
 
-        @pl.when((v < num_blocks) & (is_plain != with_offset))
-        def _(with_offset=with_offset):
-            _sweep_tiles(config, refs, v, with_offset)
+        @pl.when(num_here == config.block_v)
+        def _():
+            _sweep_tiles(config, refs, v, num_trips, with_offset=False)
 
-    @pl.when(v == num_blocks)
+    @pl.when((num_here < config.block_v) | config.has_bias)
     def _():
-        _drain(config, refs, v)
+        # One trip moves the tiles that are still under way through their last stages.
+        _sweep_tiles(config, refs, v, jnp.where(is_last, 1, num_trips), with_offset=True)
 
     if config.with_loss and config.is_fast:
-        _add_block_loss(config, refs, v, num_blocks)
+        _add_block_loss(config, refs, v)
     if config.with_gradients:
-
-        @pl.when(v > 0)
-        def _():
-            _store_rows(config, refs, lax.rem(v + 1, 2))
+        _store_rows(config, refs, lax.rem(v + 1, 2))
 
 
 def _start(config: KernelConfig, refs: SimpleNamespace) -> None:
-    """Zero sums; the stages begin with tiles that contribute nothing."""
-    for name in ("loss", "block_loss", "counts", "d_activations", "p"):
-        if hasattr(refs, name):
-            ref = getattr(refs, name)
-            ref[...] = jnp.zeros(ref.shape, ref.dtype)
+    """Zero sums; the stages begin with tiles of a block without rows, which contribute nothing."""
+
+    def clear(tile: Array, _: None) -> None:
+        positions = _positions(config, tile)
+        for name in ("loss", "block_loss", "counts", "d_activations"):
+            if hasattr(refs, name):
+                ref = getattr(refs, name)
+                ref[:, positions] = jnp.zeros((ref.shape[0], config.block_t), ref.dtype)
+
+    lax.fori_loop(0, config.num_tiles, clear, None)
+    _load_rows(config, refs, jnp.int32(1), jnp.int32(0))
     refs.logits[...] = jnp.full(refs.logits.shape, config.off, jnp.float32)
-    refs.rows[1] = jnp.zeros(refs.rows.shape[1:], refs.rows.dtype)
-    refs.offset[1] = jnp.full(refs.offset.shape[1:], config.off, jnp.float32)
     if config.with_gradients:
-        refs.d_rows[1] = jnp.zeros(refs.d_rows.shape[1:], jnp.float32)
-        refs.rows_t[1] = jnp.zeros(refs.rows_t.shape[1:], refs.rows_t.dtype)
+        refs.p[...] = jnp.zeros(refs.p.shape, refs.p.dtype)
 
 
 def _load_rows(config: KernelConfig, refs: SimpleNamespace, slot: Array, num_here: Array) -> None:
@@ -227,7 +223,8 @@ def _begin_gradients(config: KernelConfig, refs: SimpleNamespace, slot: Array) -
         refs.d_rows[slot, :, pl.ds(config.dim, LANES)] = row.T
 
 
-def _sweep_tiles(config: KernelConfig, refs: SimpleNamespace, v: Array, with_offset: bool) -> None:
+def _sweep_tiles(config: KernelConfig, refs: SimpleNamespace, v: Array, num_trips: Any, *,
+                 with_offset: bool) -> None:  # fmt: skip
     num_tiles, slot = config.num_tiles, lax.rem(v, 2)
 
     def body(step: Array, _: None) -> None:
@@ -240,24 +237,11 @@ def _sweep_tiles(config: KernelConfig, refs: SimpleNamespace, v: Array, with_off
             _element(config, refs, lax.rem(tile + num_tiles - 1, num_tiles), (k + 1) % 2)
             refs.logits[...] = _logits(config, refs, slot, tile, with_offset)
 
-    lax.fori_loop(0, num_tiles // config.unroll, body, None)
+    lax.fori_loop(0, num_trips, body, None)
 
 
-def _drain(config: KernelConfig, refs: SimpleNamespace, v: Array) -> None:
-    """Finishes the last two tiles of the sweep."""
-    last = config.num_tiles - 1
-    if config.with_gradients:
-        _gradients(config, refs, lax.rem(v + 1, 2), last - 1, 0)
-    _element(config, refs, last, 1)
-    if config.with_gradients:
-        _gradients(config, refs, lax.rem(v + 1, 2), last, 1)
-
-
-def _positions(config: KernelConfig, tile: Array | int) -> Any:
-    start = tile * config.block_t
-    if not isinstance(start, int):
-        start = pl.multiple_of(start, config.block_t)
-    return pl.ds(start, config.block_t)
+def _positions(config: KernelConfig, tile: Array) -> Any:
+    return pl.ds(pl.multiple_of(tile * config.block_t, config.block_t), config.block_t)
 
 
 def _product(config: KernelConfig, left: Array, right: Array, contract: tuple[int, int]) -> Array:
@@ -278,7 +262,7 @@ def _logits(config: KernelConfig, refs: SimpleNamespace, slot: Array, tile: Arra
     return logits + jnp.concatenate([refs.offset[slot]] * (config.block_t // LANES), axis=1)
 
 
-def _gradients(config: KernelConfig, refs: SimpleNamespace, slot: Array, tile: Array | int,
+def _gradients(config: KernelConfig, refs: SimpleNamespace, slot: Array, tile: Array,
                parity: int) -> None:  # fmt: skip
     """Matrix unit: adds both gradients of one tile."""
     positions = _positions(config, tile)
@@ -287,7 +271,7 @@ def _gradients(config: KernelConfig, refs: SimpleNamespace, slot: Array, tile: A
     refs.d_activations[:, positions] += _product(config, refs.rows_t[slot], p, (1, 0))
 
 
-def _element(config: KernelConfig, refs: SimpleNamespace, tile: Array | int, parity: int) -> None:
+def _element(config: KernelConfig, refs: SimpleNamespace, tile: Array, parity: int) -> None:
     """Vector unit: derivative, loss and counts of one tile, a few rows at a time."""
     sums = _Sums(config)
     for start in range(0, config.block_v, config.row_slice):
@@ -314,14 +298,12 @@ def _element(config: KernelConfig, refs: SimpleNamespace, tile: Array | int, par
             refs.counts[pl.ds(k * SUBLANES, SUBLANES), positions] += sums.count(k)
 
 
-def _add_block_loss(config: KernelConfig, refs: SimpleNamespace, v: Array,
-                    num_blocks: Array) -> None:  # fmt: skip
+def _add_block_loss(config: KernelConfig, refs: SimpleNamespace, v: Array) -> None:
     """Adds the losses of the tiles that ended in this step, exactly where the fast ones failed.
 
     These are all tiles of block v but the last, and the last one of block v - 1.
     """
     num_tiles = config.num_tiles
-    last = pl.ds(config.num_positions - config.block_t, config.block_t)
 
     @pl.when(jnp.max(refs.block_loss[...]) == jnp.inf)
     def _():
@@ -335,13 +317,9 @@ def _add_block_loss(config: KernelConfig, refs: SimpleNamespace, v: Array,
 
         lax.fori_loop(0, num_tiles, again, None)
 
-    @pl.when(v < num_blocks)
-    def _():
-        refs.loss[...] += refs.block_loss[...]
-
-    @pl.when(v == num_blocks)
-    def _():
-        refs.loss[:, last] += refs.block_loss[:, last]
+    refs.loss[...] += refs.block_loss[...]
+    # The last step does not come past every tile.
+    refs.block_loss[...] = jnp.zeros(refs.block_loss.shape, jnp.float32)
 
 
 def _store_rows(config: KernelConfig, refs: SimpleNamespace, slot: Array) -> None:
