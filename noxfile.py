@@ -151,6 +151,14 @@ def bench(session: nox.Session) -> None:
     )  # fmt: skip
 
 
+@nox.session(name="bench-tpu")
+def bench_tpu(session: nox.Session) -> None:
+    """Schedules of the TPU kernels and of the published algorithm; needs no TPU, takes minutes."""
+    _install_packages(session, "jax[tpu]")
+    script = "packages/cutbce_ops/benchmarks/bench_tpu_schedule.py"
+    session.run("python", script, *session.posargs, env=_on_cpu())
+
+
 @nox.session
 def constraints(session: nox.Session) -> None:
     """Rewrites the constraints file of the running Python from the newest releases allowed."""

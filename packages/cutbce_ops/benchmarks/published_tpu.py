@@ -22,7 +22,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128  # of a register; a block of targets takes a whole row of it
 POSITION_SLICE = 16  # positions whose derivatives are formed at a time
-KERNEL_NAME = "published_backward"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +164,7 @@ def backward_kernel(
         ),
         cost_estimate=_cost(num_v, num_positions, num_rows, dim),
         interpret=interpret,
-        name=KERNEL_NAME,
+        name="published_backward",
     )(scale.reshape(1), targets, activations, embeddings)
 
 
