@@ -189,9 +189,14 @@ def _start(config: KernelConfig, refs: SimpleNamespace) -> None:
 
     lax.fori_loop(0, config.num_tiles, clear, None)
     _load_rows(config, refs, jnp.int32(1), jnp.int32(0))
-    refs.logits[...] = jnp.full(refs.logits.shape, config.off, jnp.float32)
-    if config.with_gradients:
-        refs.p[...] = jnp.zeros(refs.p.shape, refs.p.dtype)
+
+    def clear_rows(step: Array, _: None) -> None:
+        rows = pl.ds(pl.multiple_of(step * LANES, LANES), LANES)
+        refs.logits[rows, :] = jnp.full((LANES, config.block_t), config.off, jnp.float32)
+        if config.with_gradients:
+            refs.p[:, rows, :] = jnp.zeros((2, LANES, config.block_t), refs.p.dtype)
+
+    lax.fori_loop(0, config.block_v // LANES, clear_rows, None)
 
 
 def _load_rows(config: KernelConfig, refs: SimpleNamespace, slot: Array, num_here: Array) -> None:
@@ -204,13 +209,17 @@ def _load_rows(config: KernelConfig, refs: SimpleNamespace, slot: Array, num_her
         refs.rows[slot, :, columns] = rows
         if config.with_gradients:
             refs.rows_t[slot, columns, :] = rows.T
-    offset = jnp.zeros((config.block_v, LANES), jnp.float32)
-    if config.has_bias:
-        row = jnp.broadcast_to(refs.bias[...].astype(jnp.float32), (LANES, config.block_v))
-        offset = row.T * config.logit_scale
-    refs.offset[slot] = jnp.where(is_here, offset, config.off)
+    refs.offset[slot] = jnp.where(is_here, _row_offset(config, refs), config.off)
     if config.with_gradients:
         _begin_gradients(config, refs, slot)
+
+
+def _row_offset(config: KernelConfig, refs: SimpleNamespace) -> Array:
+    """Scaled bias of the block's rows, `[block_v, 128]`, the same in every column."""
+    if not config.has_bias:
+        return jnp.zeros((config.block_v, LANES), jnp.float32)
+    row = jnp.broadcast_to(refs.bias[...].astype(jnp.float32), (LANES, config.block_v))
+    return row.T * config.logit_scale
 
 
 def _begin_gradients(config: KernelConfig, refs: SimpleNamespace, slot: Array) -> None:

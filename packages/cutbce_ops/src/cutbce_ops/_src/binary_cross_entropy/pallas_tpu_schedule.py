@@ -80,8 +80,9 @@ def inner_loop(
         arrays,
         compiler=compiler,
     )
-    # The first loop is that of whole blocks; the others treat ragged ones and large losses.
-    return loops[0]
+    # Whole blocks come first; then ragged ones and large losses. Small loops only clear memory.
+    most = max(loop.bundles for loop in loops)
+    return next(loop for loop in loops if loop.bundles >= most / 2)
 
 
 def bundles_per_unit(loop: tpu_lab.KernelLoop, tiles: TpuTiles) -> float:

@@ -15,6 +15,8 @@ from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.products import matmul_operand
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 
+GATHERED_BYTES = 2**26  # rows of targets that are gathered before they are added up
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -105,40 +107,51 @@ def _linear_correction(sweep: Sweep, operand: Array, embeddings: Array, bias: Ar
                        wanted: Wanted) -> CorrectedSweep:  # fmt: skip
     """The same where a target adds `-label * x`: only the sum of its targets' rows is needed."""
     label = 1 - config.pointwise.label_smoothing
-    num_rows = embeddings.shape[0]
-    sums = (jnp.zeros_like(operand), None if bias is None else jnp.zeros_like(operand[:, 0]))
-    d_logits = update = None
+    rows_sum = _sum_of_rows(embeddings, targets, config)
+    if wanted.loss:
+        logits = jnp.sum(operand * rows_sum, axis=1)
+        if bias is not None:
+            is_target = targets >= 0
+            bias_at = bias[jnp.where(is_target, targets, 0)].astype(jnp.float32)
+            logits = logits + jnp.where(is_target, bias_at, 0).sum(axis=1)
+        sweep = dataclasses.replace(sweep, loss=sweep.loss - label * logits)
     if wanted.gradients:
         assert d_per_position is not None
         d_logits = -label * d_per_position
         update = d_logits[:, None] * operand
+        past_the_end = jnp.where(targets >= 0, targets, embeddings.shape[0])  # dropped
 
-    def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
-        sums, d_embeddings, d_bias = state
-        is_target = row >= 0
-        here = jnp.where(is_target, row, 0)
-        vectors = matmul_operand(embeddings[here], config).astype(jnp.float32)
-        total = sums[0] + jnp.where(is_target[:, None], vectors, 0)
-        total_bias = sums[1]
-        if bias is not None:
-            total_bias = total_bias + jnp.where(is_target, bias[here].astype(jnp.float32), 0)
-        if update is not None:
-            row = jnp.where(is_target, row, num_rows)  # past the end: dropped
+        def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
+            d_embeddings, d_bias = state
             d_embeddings = d_embeddings.at[row].add(update, mode="drop")
             d_bias = None if d_bias is None else d_bias.at[row].add(d_logits, mode="drop")
-        return ((total, total_bias), d_embeddings, d_bias), None
+            return (d_embeddings, d_bias), None
 
-    state = (sums, sweep.d_embeddings, sweep.d_bias)
-    ((rows_sum, bias_sum), d_embeddings, d_bias), _ = lax.scan(one_target, state, targets.T)
-    sweep = dataclasses.replace(sweep, d_embeddings=d_embeddings, d_bias=d_bias)
-    if wanted.loss:
-        logits = jnp.sum(operand * rows_sum, axis=1)
-        logits = logits if bias_sum is None else logits + bias_sum
-        sweep = dataclasses.replace(sweep, loss=sweep.loss - label * logits)
-    if d_logits is not None:
-        d_activations = sweep.d_activations + d_logits[:, None] * rows_sum
-        sweep = dataclasses.replace(sweep, d_activations=d_activations)
+        state = (sweep.d_embeddings, sweep.d_bias)
+        (d_embeddings, d_bias), _ = lax.scan(one_target, state, past_the_end.T)
+        sweep = dataclasses.replace(
+            sweep,
+            d_activations=sweep.d_activations + d_logits[:, None] * rows_sum,
+            d_embeddings=d_embeddings,
+            d_bias=d_bias,
+        )
     return CorrectedSweep(sweep, None, None)
+
+
+def _sum_of_rows(embeddings: Array, targets: Array, config: SweepConfig) -> Array:
+    """`[T, D]` float32, sum of the rows of every position's targets."""
+    num_positions, num_targets = targets.shape
+    dim = embeddings.shape[1]
+    at_once = max(1, GATHERED_BYTES // (num_positions * dim * embeddings.dtype.itemsize))
+    total = jnp.zeros((num_positions, dim), jnp.float32)
+    for first in range(0, num_targets, at_once):
+        # Targets lead: a sum over a leading axis adds whole registers.
+        some = targets[:, first : first + at_once].T
+        is_target = some >= 0
+        vectors = matmul_operand(embeddings[jnp.where(is_target, some, 0)], config)
+        vectors = jnp.where(is_target[:, :, None], vectors.astype(jnp.float32), 0)
+        total = total + vectors.sum(axis=0)
+    return total
 
 
 def _add_gradients(
