@@ -1,6 +1,8 @@
 """What `nox -s tests-tpu` runs: with a TPU the tests on the chip, and everywhere the TPU compiler.
 
-    python tools/tests_tpu.py [pytest arguments]
+    python tools/tests_tpu.py [--slow] [pytest arguments]
+
+With `--slow` also the largest programs are compiled, which takes minutes each.
 
 The first and the last line say which of the two happened.
 """
@@ -44,11 +46,15 @@ def run_pytest(package: str, markers: str, environment: dict[str, str], extra: l
 def main() -> None:
     """Runs what this machine can run; exits with the first failure's status."""
     extra = sys.argv[1:]
+    compiled = "tpu_compiler and not slow"
+    if "--slow" in extra:
+        extra.remove("--slow")
+        compiled = "tpu_compiler"
     attached = has_tpu()
     summary = (
-        "tests-tpu: a TPU is attached: tests run on the chip, and compile for v5e and v6e slices"
+        "tests-tpu: a TPU is attached: tests run on the chip, and compile for slices of every kind"
         if attached
-        else "tests-tpu: no TPU is attached: compiling for v5e:2x4 and v6e:2x4, nothing runs on one"
+        else "tests-tpu: no TPU is attached: compiling for slices of every kind, nothing runs on one"
     )
     print(summary, flush=True)
     statuses = []
@@ -56,7 +62,7 @@ def main() -> None:
         on_chip = {"JAX_PLATFORMS": "tpu,cpu"}
         statuses.append(run_pytest("cutbce_ops", "not slow and not tpu_compiler", on_chip, extra))
     for package in COMPILED_PACKAGES:
-        statuses.append(run_pytest(package, "tpu_compiler", COMPILER_ENVIRONMENT, extra))
+        statuses.append(run_pytest(package, compiled, COMPILER_ENVIRONMENT, extra))
     print(summary, flush=True)
     sys.exit(next((status for status in statuses if status), 0))
 

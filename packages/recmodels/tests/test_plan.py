@@ -61,7 +61,7 @@ def test_yambda_step_with_the_table_on_every_chip():
 def test_yambda_step_with_the_table_sharded():
     report = plan("sasrec-yambda-50m", topology="v6e:2x4", num_items=876_938)
     assert report.is_table_sharded  # by default, at this size
-    assert report.peak_bytes <= 0.58 * _GIB
+    assert report.peak_bytes <= 0.65 * _GIB
     assert _largest_collective(report) < 876_938 // 8 * 256 * 4  # no table travels, nor a shard
 
 
