@@ -83,7 +83,8 @@ def dense_sweep(
         return pallas_gpu.sweep(*arrays, config, wanted)
     if config.implementation == "xla" or not hardware.may_target_tpu():
         return xla(*arrays)
-    on_tpu = choose("tpu", *activations.shape, bias is not None, config, wanted, chip)
+    num_positions, dim = activations.shape
+    on_tpu = choose("tpu", num_positions, dim, bias is not None, config, wanted, chip)
     if on_tpu.implementation == "xla":
         return xla(*arrays)
     if hardware.target_platform() == "tpu":
