@@ -108,10 +108,6 @@ class KernelConfig:
         """Whether large losses take a second, exact look at their block."""
         return self.pointwise is None and not self.highest
 
-    def counts_signs(self, threshold: float) -> bool:
-        """Whether items above a threshold are counted as the signs of the logits."""
-        return threshold == 0 and self.bfloat16_elements
-
     @property
     def dim_with_bias(self) -> int:
         """Columns of the gradient accumulator: D, and a register more when there is a bias."""
@@ -405,10 +401,13 @@ class _Sums:
         """Counts the rows whose logit is above each threshold."""
         config = self.config
         for k, threshold in enumerate(config.logit_thresholds):
-            if self.config.counts_signs(threshold):
-                # The sign survives rounding, and two signs are added in one operation.
-                bits = lax.bitcast_convert_type(z.astype(jnp.bfloat16), jnp.uint16)
-                is_negative = lax.shift_right_logical(bits, jnp.uint16(15))
+            if threshold == 0:
+                # A sign survives rounding to bfloat16, where two are added in one operation.
+                signed = z.astype(config.element_dtype)
+                num_bits = jnp.finfo(signed.dtype).bits
+                unsigned = jnp.dtype(f"uint{num_bits}").type
+                bits = lax.bitcast_convert_type(signed, unsigned)
+                is_negative = lax.shift_right_logical(bits, unsigned(num_bits - 1))
                 self.counts[k] = _add(self.counts[k], is_negative)
                 continue
             above = z > threshold * config.logit_scale
@@ -416,7 +415,7 @@ class _Sums:
 
     def count(self, k: int) -> Array:
         """`[8, block_t]` int32 count of the tile for threshold k."""
-        if not self.config.counts_signs(self.config.logit_thresholds[k]):
+        if self.config.logit_thresholds[k] != 0:
             return self.counts[k]
         num_rows = self.config.block_v // SUBLANES
         return num_rows - _fold(self.counts[k].astype(jnp.int32))
