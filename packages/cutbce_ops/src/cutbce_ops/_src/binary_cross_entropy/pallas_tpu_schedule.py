@@ -20,7 +20,7 @@ MODES = get_args(Mode)
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4",
               "7x": "tpu7x:2x2x1"}  # fmt: skip
 # The loop body depends neither on the number of positions nor on the size of the table.
-NUM_POSITIONS, NUM_POSITIONS_V4 = 4096, 1024
+NUM_POSITIONS, NUM_POSITIONS_V4 = 4096, 2048
 NUM_BLOCKS = 4
 
 
