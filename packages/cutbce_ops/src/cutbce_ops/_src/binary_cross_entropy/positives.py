@@ -142,16 +142,22 @@ def _sum_of_rows(embeddings: Array, targets: Array, config: SweepConfig) -> Arra
     """`[T, D]` float32, sum of the rows of every position's targets."""
     num_positions, num_targets = targets.shape
     dim = embeddings.shape[1]
-    at_once = max(1, GATHERED_BYTES // (num_positions * dim * embeddings.dtype.itemsize))
-    total = jnp.zeros((num_positions, dim), jnp.float32)
-    for first in range(0, num_targets, at_once):
-        # Targets lead: a sum over a leading axis adds whole registers.
-        some = targets[:, first : first + at_once].T
+    at_once = GATHERED_BYTES // (num_positions * dim * embeddings.dtype.itemsize)
+    at_once = min(max(1, at_once), num_targets)
+
+    def add_some(total: Array, some: Array) -> tuple[Array, None]:  # some: [at_once, T] int32
         is_target = some >= 0
         vectors = matmul_operand(embeddings[jnp.where(is_target, some, 0)], config)
         vectors = jnp.where(is_target[:, :, None], vectors.astype(jnp.float32), 0)
-        total = total + vectors.sum(axis=0)
-    return total
+        return total + vectors.sum(axis=0), None
+
+    # Targets lead: a sum over a leading axis adds whole registers.
+    padded = jnp.pad(targets.T, ((0, -num_targets % at_once), (0, 0)), constant_values=-1)
+    total = jnp.zeros_like(embeddings, shape=(num_positions, dim), dtype=jnp.float32)
+    if at_once == num_targets:
+        return add_some(total, padded)[0]
+    # A loop, since the compiler would gather for all groups at the same time.
+    return lax.scan(add_some, total, padded.reshape(-1, at_once, num_positions))[0]
 
 
 def _add_gradients(
