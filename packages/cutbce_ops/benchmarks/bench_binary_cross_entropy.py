@@ -1,9 +1,11 @@
 """Time and memory of the loss and both gradients: Keras, the published CutBCE, and this package.
 
     python bench_binary_cross_entropy.py [--positions T] [--vocab V] [--dim D] [--json FILE]
+    python bench_binary_cross_entropy.py --scaling [--json FILE]
 
 All candidates run interleaved in one process, so that a busy machine slows all of them; medians
-are compared. Peak memory is measured for each candidate in a process of its own.
+are compared. Peak memory is measured for each candidate in a process of its own. `--scaling` runs
+this package alone over a range of V instead, and fits a line to its times.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -28,6 +31,7 @@ import cutbce_ops
 
 NUM_TARGETS = 8
 PUBLISHED_BLOCKS = (250, 500, 1000, 2000, 4000, 5000)
+SCALING_VOCABS = (25_000, 50_000, 100_000, 200_000, 400_000, 800_000)
 
 
 def keras_loss(activations, embeddings, targets):
@@ -42,16 +46,25 @@ def keras_loss(activations, embeddings, targets):
 
 
 def candidates(vocab_size: int) -> dict:
-    """Name -> loss(activations, embeddings, targets)."""
+    """Name -> function of (activations, embeddings, targets) to the loss and both gradients."""
     blocks = [block for block in PUBLISHED_BLOCKS if vocab_size % block == 0]
     ours = cutbce_ops.cut_binary_cross_entropy
-    return {
+    losses = {
         "keras": keras_loss,
         **{f"published-{b}": lambda a, e, t, b=b: published_cut_bce(a, e, t, b) for b in blocks},
         "cutbce": ours,
         "cutbce-recompute": lambda a, e, t: ours(a, e, t, gradient_mode="recompute"),
         "cutbce-bfloat16": lambda a, e, t: ours(a, e, t, precision="bfloat16"),
     }
+    functions = {name: jax.value_and_grad(loss, (0, 1)) for name, loss in losses.items()}
+    functions["cutbce-counts"] = jax.value_and_grad(loss_and_counts, (0, 1), has_aux=True)
+    return {name: jax.jit(function) for name, function in functions.items()}
+
+
+def loss_and_counts(activations, embeddings, targets):
+    """The loss, and confusion counts of every position at one threshold from the same sweep."""
+    loss, output = cutbce_ops.cut_binary_cross_entropy_with_aux(activations, embeddings, targets)
+    return loss, output.counts
 
 
 def make_inputs(options: argparse.Namespace) -> tuple:
@@ -65,14 +78,13 @@ def make_inputs(options: argparse.Namespace) -> tuple:
     )
 
 
-def gradient_of(loss):
-    return jax.jit(jax.value_and_grad(loss, (0, 1)))
-
-
-def measure_times(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every round for every candidate, interleaved."""
+def measure_times(
+    options: argparse.Namespace, only: Collection[str] | None = None
+) -> dict[str, list[float]]:
+    """Seconds of every round for every candidate (or those named), interleaved."""
     inputs = make_inputs(options)
-    functions = {name: gradient_of(loss) for name, loss in candidates(options.vocab).items()}
+    functions = candidates(options.vocab)
+    functions = {name: functions[name] for name in only or functions}
     for name, function in functions.items():
         print(f"compiling {name} ...", file=sys.stderr, flush=True)
         jax.block_until_ready(function(*inputs))
@@ -97,7 +109,7 @@ def peak_bytes_of(name: str, options: argparse.Namespace) -> int:
 def print_own_peak(options: argparse.Namespace) -> None:
     """The child of `peak_bytes_of`: prints how far the peak resident set rose."""
     inputs = jax.block_until_ready(make_inputs(options))
-    function = gradient_of(candidates(options.vocab)[options.peak_of])
+    function = candidates(options.vocab)[options.peak_of]
     function = function.lower(*inputs).compile()  # the compiler's own memory is not the loss's
     # Linux remembers the peak of the past (compilation included); 5 starts a new count.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
@@ -126,22 +138,77 @@ def report(options: argparse.Namespace) -> dict:
         }
         for name, values in times.items()
     }
+    return environment(options) | {"vocab": options.vocab, "candidates": rows}
+
+
+def environment(options: argparse.Namespace) -> dict:
+    """Sizes and machine, as they stand in every result."""
     return {
-        "positions": options.positions, "vocab": options.vocab, "dim": options.dim,
-        "targets": NUM_TARGETS, "rounds": options.rounds, "device": str(jax.devices()[0]),
-        "cpus": os.cpu_count(), "machine": platform.machine(), "jax": jax.__version__,
-        "candidates": rows,
+        "positions": options.positions, "dim": options.dim, "targets": NUM_TARGETS,
+        "rounds": options.rounds, "device": str(jax.devices()[0]), "cpus": os.cpu_count(),
+        "machine": platform.machine(), "jax": jax.__version__,
     }  # fmt: skip
 
 
-def print_table(result: dict) -> None:
-    """Prints medians, spread, memory and the two ratios that matter."""
-    rows = result["candidates"]
-    print(
-        f"loss and both gradients, T={result['positions']}, V={result['vocab']}, "
-        f"D={result['dim']}, L={result['targets']}, float32; {result['device']}, "
-        f"{result['cpus']} CPUs, jax {result['jax']}, {result['rounds']} interleaved rounds"
+def report_scaling(options: argparse.Namespace) -> dict:
+    """Time and memory over V for both precisions, with a line fitted to the median times."""
+    names = ("cutbce", "cutbce-bfloat16")
+    series = {name: [] for name in names}
+    for vocab in SCALING_VOCABS:
+        sized = argparse.Namespace(**vars(options) | {"vocab": vocab})
+        print(f"V={vocab}", file=sys.stderr, flush=True)
+        times = measure_times(sized, names)
+        outputs_bytes = 4 * options.dim * (vocab + options.positions)
+        for name, values in times.items():
+            extra_bytes = peak_bytes_of(name, sized) - outputs_bytes
+            median_ms = 1e3 * statistics.median(values)
+            series[name].append(
+                {"vocab": vocab, "median_ms": median_ms, "extra_bytes": extra_bytes}
+            )
+    fits = {name: fit_line(rows) for name, rows in series.items()}
+    return environment(options) | {"scaling": series, "fits": fits}
+
+
+def fit_line(rows: list[dict]) -> dict:
+    """Least squares of the median time as a line in V."""
+    vocab = np.array([row["vocab"] for row in rows], float)
+    median_ms = np.array([row["median_ms"] for row in rows])
+    slope, intercept = np.polyfit(vocab, median_ms, 1)
+    residual = median_ms - (slope * vocab + intercept)
+    r_squared = 1 - residual.var() / median_ms.var()
+    return {"ms_per_1000_rows": 1e3 * slope, "intercept_ms": intercept, "r_squared": r_squared}
+
+
+def heading(result: dict) -> str:
+    """Sizes and machine in one line."""
+    return (
+        f"loss and both gradients, T={result['positions']}, D={result['dim']}, "
+        f"L={result['targets']}, float32 arguments; {result['device']}, {result['cpus']} CPUs, "
+        f"jax {result['jax']}, {result['rounds']} interleaved rounds"
     )
+
+
+def print_scaling(result: dict) -> None:
+    """Prints time and memory beside inputs and outputs over V, and the fitted lines."""
+    print(heading(result))
+    for name, rows in result["scaling"].items():
+        print(f"{name:18} {'V':>9} {'median':>9} {'beside inputs and outputs':>26}")
+        for row in rows:
+            print(
+                f"{'':18} {row['vocab']:9} {row['median_ms']:6.0f} ms "
+                f"{row['extra_bytes'] / 2**20:22.0f} MiB"
+            )
+        fit = result["fits"][name]
+        print(
+            f"{'':18} {fit['intercept_ms']:.1f} ms + {fit['ms_per_1000_rows']:.3f} ms per 1000 "
+            f"rows, R^2 = {fit['r_squared']:.5f}"
+        )
+
+
+def print_table(result: dict) -> None:
+    """Prints medians, spread, memory and the ratios that matter."""
+    rows = result["candidates"]
+    print(f"V={result['vocab']}, {heading(result)}")
     print(f"{'':18} {'median':>9} {'fastest':>9} {'slowest':>9} {'peak memory':>12}")
     for name, row in rows.items():
         print(
@@ -156,6 +223,8 @@ def print_table(result: dict) -> None:
         for other in (published, "keras"):
             ratio = rows[other]["median_ms"] / rows[name]["median_ms"]
             print(f"{name} is {ratio:.2f}x as fast as {other}")
+    ratio = rows["cutbce-counts"]["median_ms"] / rows["cutbce"]["median_ms"]
+    print(f"cutbce-counts takes {ratio:.3f}x the time of cutbce")
 
 
 def main() -> None:
@@ -165,14 +234,15 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--scaling", action="store_true", help="measure over a range of V instead")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:
         print_own_peak(options)
         return
-    result = report(options)
-    print_table(result)
+    result = report_scaling(options) if options.scaling else report(options)
+    print_scaling(result) if options.scaling else print_table(result)
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))
 

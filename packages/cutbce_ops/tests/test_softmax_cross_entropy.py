@@ -135,7 +135,8 @@ def test_extreme_logits_stay_finite(logit: float):
     loss, gradients = value_and_gradients(problem, targets)
     truth = truth_of(problem, targets)
     np.testing.assert_allclose(loss, truth.loss, rtol=4e-7)
-    np.testing.assert_allclose(gradients[0], truth.d_activations, rtol=1e-6, atol=1e-6)
+    # 639 equal terms, which all round the same way.
+    np.testing.assert_allclose(gradients[0], truth.d_activations, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(gradients[1], truth.d_embeddings, rtol=1e-5, atol=1e-4)  # of 100
 
 

@@ -16,7 +16,7 @@ GRADIENT_MODES = ("auto", "fused", "recompute")
 PRECISIONS = ("default", "bfloat16", "highest")
 # The CPU tile stays in the cache of a core; measured on 2 cores at T=512..12,800, D=64..128. Not
 # a power of two: rows of a tile would then fall on the same cache sets.
-CPU_BLOCK_T, CPU_BLOCK_V = 512, 2000
+CPU_BLOCK_T, CPU_BLOCK_V = 512, 1000
 # Accelerators want large products; a tile of float32 logits is then at most 64 MiB.
 ACCELERATOR_BLOCK_T, ACCELERATOR_BLOCK_V = 4096, 4096
 

@@ -80,16 +80,16 @@ def _largest_and_total(
     largest, total = sums
     logits, _ = config.pointwise.cap(logits)
     logits = masked(logits, in_catalog, -UNREACHABLE_LOGIT)
-    new_largest = jnp.maximum(largest, logits.max(axis=1))
-    terms = masked(jnp.exp(logits - new_largest[:, None]), in_catalog)
-    return (new_largest, total * jnp.exp(largest - new_largest) + terms.sum(axis=1)), None
+    new_largest = jnp.maximum(largest, logits.max(axis=0))
+    terms = masked(jnp.exp(logits - new_largest[None, :]), in_catalog)
+    return (new_largest, total * jnp.exp(largest - new_largest) + terms.sum(axis=0)), None
 
 
 def _probabilities(
-    config: SweepConfig, logits: Array, _: Array | None, normalizer: Normalizer, sums: tuple
-) -> tuple[tuple, Array]:
+    config: SweepConfig, logits: Array, in_catalog: Array | None, normalizer: Normalizer, sums: Any
+) -> tuple[Any, Array]:
     logits, d_capped = config.pointwise.cap(logits)
     # No logit exceeds the largest but those of filled-up positions, which must stay finite.
-    below_largest = jnp.minimum(logits - normalizer.largest[:, None], 0)
-    probabilities = jnp.exp(below_largest - normalizer.log_total[:, None])
-    return sums, probabilities if d_capped is None else probabilities * d_capped
+    below_largest = jnp.minimum(logits - normalizer.largest[None, :], 0)
+    d_logits = jnp.exp(below_largest - normalizer.log_total[None, :])
+    return sums, masked(d_logits if d_capped is None else d_logits * d_capped, in_catalog)
