@@ -65,6 +65,7 @@ def test_yambda_step_with_the_table_sharded():
     assert _largest_collective(report) < 876_938 // 8 * 256 * 4  # no table travels, nor a shard
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compiler
 def test_yambda_step_of_four_times_the_published_positions():
     recipe = _yambda(batch_size=128, max_length=512)
