@@ -52,9 +52,9 @@ def main() -> None:
         compiled = "tpu_compiler"
     attached = has_tpu()
     summary = (
-        "tests-tpu: a TPU is attached: tests run on the chip, and compile for slices of every kind"
+        "tests-tpu: a TPU is attached: tests run on the chip, and compile for slices"
         if attached
-        else "tests-tpu: no TPU is attached: compiling for slices of every kind, nothing runs on one"
+        else "tests-tpu: no TPU is attached: compiling for slices, nothing runs on one"
     )
     print(summary, flush=True)
     statuses = []
