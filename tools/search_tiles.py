@@ -25,7 +25,7 @@ from cutbce_ops._src.binary_cross_entropy.pallas_tpu_schedule import (
     inner_loop,
 )
 from cutbce_ops._src.hardware import CHIPS
-from cutbce_ops._src.tuning import DEFAULT_TILES, TpuTiles, sweep_tiles
+from cutbce_ops._src.tuning import DEFAULT_TILES, Mode, TpuTiles, sweep_tiles
 
 TABLES = Path(__file__).parent.parent / "packages/cutbce_ops/src/cutbce_ops/data/tuning"
 OPERATOR = "binary_cross_entropy"
@@ -37,7 +37,7 @@ CHOICES = {
 }
 
 
-def bundles(tiles: TpuTiles, dim: int, mode: str, chip: str, compiler: tpu_lab.Compiler) -> float:
+def bundles(tiles: TpuTiles, dim: int, mode: Mode, chip: str, compiler: tpu_lab.Compiler) -> float:
     """Bundles per 2^18 logits of the inner loop; infinity where the tiles do not fit the chip."""
     try:
         return bundles_per_unit(inner_loop(tiles, dim, mode, chip, compiler), tiles)
@@ -46,7 +46,7 @@ def bundles(tiles: TpuTiles, dim: int, mode: str, chip: str, compiler: tpu_lab.C
         return float("inf")
 
 
-def search(chip: str, dim: int, mode: str, compiler: tpu_lab.Compiler) -> tuple[TpuTiles, float]:
+def search(chip: str, dim: int, mode: Mode, compiler: tpu_lab.Compiler) -> tuple[TpuTiles, float]:
     """The best tiles found and their bundles."""
     best = sweep_tiles(chip, dim, mode)
     known: dict[TpuTiles, float] = {}
@@ -69,7 +69,7 @@ def search(chip: str, dim: int, mode: str, compiler: tpu_lab.Compiler) -> tuple[
     return best, measure(best)
 
 
-def store(chip: str, dim: int, mode: str, tiles: TpuTiles, found: float) -> None:
+def store(chip: str, dim: int, mode: Mode, tiles: TpuTiles, found: float) -> None:
     """Replaces the entry of the chip's table."""
     path = TABLES / chip / f"{OPERATOR}.json"
     entries = json.loads(path.read_text())["entries"] if path.exists() else []
@@ -89,7 +89,7 @@ def store(chip: str, dim: int, mode: str, tiles: TpuTiles, found: float) -> None
 
 def main() -> int:
     """Command line of the search."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     parser.add_argument("--dims", nargs="+", type=int, default=[128, 256])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))

@@ -422,8 +422,9 @@ class _Sums:
 
 
 def _reciprocal(values: Array) -> Array:
-    if hasattr(pltpu, "reciprocal"):
-        return pltpu.reciprocal(values, approx=True)
+    function = getattr(pltpu, "reciprocal", None)
+    if function is not None:
+        return function(values, approx=True)
     # Before jax 0.11 under another name, and in float32 only.
     return pl.reciprocal(values.astype(jnp.float32), approx=True).astype(values.dtype)
 
