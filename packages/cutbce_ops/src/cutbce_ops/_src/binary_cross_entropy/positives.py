@@ -143,7 +143,7 @@ def _sum_of_rows(embeddings: Array, targets: Array, config: SweepConfig) -> Arra
     num_positions, num_targets = targets.shape
     dim = embeddings.shape[1]
     at_once = GATHERED_BYTES // (num_positions * dim * embeddings.dtype.itemsize)
-    at_once = min(max(1, at_once), num_targets)
+    at_once = max(1, min(at_once, num_targets))
 
     def add_some(total: Array, some: Array) -> tuple[Array, None]:  # some: [at_once, T] int32
         is_target = some >= 0
