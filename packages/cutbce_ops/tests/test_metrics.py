@@ -1,5 +1,6 @@
 """Metrics from confusion counts, against their definitions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,3 +89,15 @@ def test_area_under_precision_recall_of_known_curves(tp, fp, want):
 def test_a_curve_needs_two_thresholds():
     with pytest.raises(ValueError, match=r"tuple of at least 2 `thresholds`.*got thresholds=0.5"):
         cutbce_ops.auc_pr(COUNTS)
+
+
+def test_counts_are_int32_even_with_64_bits_enabled():
+    activations, table = jnp.ones((4, 8), jnp.float32), jnp.ones((3000, 8), jnp.float32)
+    targets = jnp.zeros((4, 2), jnp.int32)
+    with jax.enable_x64(True):
+        loss, output = cutbce_ops.cut_binary_cross_entropy_with_aux(
+            activations, table, targets, label_smoothing=0.1, thresholds=(0.2, 0.5)
+        )
+    assert loss.dtype == jnp.float32
+    assert output.counts.tn.dtype == jnp.int32
+    assert output.counts.tn.shape == (4, 2)

@@ -88,3 +88,11 @@ def test_errors():
         cutbce_ops.plan_cut_binary_cross_entropy(
             activations, jax.ShapeDtypeStruct((5, 64), jnp.float32), targets, hardware="cpu"
         )
+
+
+def test_the_tpu_kernel_is_refused_elsewhere_by_name():
+    arrays = jnp.ones((4, 8)), jnp.ones((30, 8)), jnp.zeros((4, 2), jnp.int32)
+    with pytest.raises(
+        NotImplementedError, match=r'`implementation="mosaic_tpu"` needs .* for cpu'
+    ):
+        cutbce_ops.cut_binary_cross_entropy(*arrays, implementation="mosaic_tpu")

@@ -157,3 +157,12 @@ def test_a_chunk_filled_up_with_queries_comes_to_an_end():
     want = oracle.scores(queries, table, bias, exclude)
     np.testing.assert_array_equal(rows, np.argsort(-want, axis=1, kind="stable")[:, :8])
     assert ranks.tolist() == [list(range(8))] * 5
+
+
+def test_an_exclusion_list_without_columns_excludes_nothing():
+    queries, table = jnp.ones((3, 8)), jnp.ones((30, 8))
+    nothing = jnp.ones((3, 0), jnp.int32)
+    _, rows = cutbce_ops.cut_top_k(queries, table, 3, exclude=nothing)
+    assert rows.tolist() == [[0, 1, 2]] * 3
+    ranks = cutbce_ops.cut_target_ranks(queries, table, jnp.full((3, 1), 4), exclude=nothing)
+    assert ranks.tolist() == [[4]] * 3

@@ -35,6 +35,10 @@ LIMITS = {
     ("7x", 256, "forward"): 609,
     ("7x", 256, "backward"): 963,
 }
+as_on_record = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11),
+    reason="the schedules on record are those of the compiler that comes with jax 0.12",
+)
 REGRESSION = 1.05  # of what the tuning table has on record
 COST_OF_COUNTS = 1.10
 
@@ -55,6 +59,7 @@ def measured(chip: str, dim: int, mode: str, compiler, **options) -> float:
     return pallas_tpu_schedule.bundles_per_unit(loop, tiles)
 
 
+@as_on_record
 @pytest.mark.parametrize(("chip", "dim", "mode"), LIMITS, ids=str)
 def test_inner_loop(chip: str, dim: int, mode: str, compiler):
     on_record = next(
@@ -67,6 +72,7 @@ def test_inner_loop(chip: str, dim: int, mode: str, compiler):
     assert bundles <= REGRESSION * on_record
 
 
+@as_on_record
 @pytest.mark.parametrize("chip", ["v6e", "v5e", "7x"])
 def test_counting_costs_little(chip: str, compiler):
     """In training. The forward sweep alone is bound by the vector unit, which counting adds to."""
@@ -74,9 +80,9 @@ def test_counting_costs_little(chip: str, compiler):
     assert measured(chip, 128, "fused", compiler, with_counts=True) <= COST_OF_COUNTS * without
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5p"])
-def test_other_chips_compile(chip: str, compiler):
-    assert measured(chip, 128, "fused", compiler) > 0
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "7x"])
+def test_every_chip_has_a_kernel(chip: str, compiler):
+    assert measured(chip, 128, "fused", compiler, with_counts=True) > 0
 
 
 # Loss and both gradients at T=16,384, V=100,000: chip and D to milliseconds. The published
@@ -125,6 +131,7 @@ def whole_call(chip: str, dim: int, compiler):
     )
 
 
+@as_on_record
 @pytest.mark.parametrize(("chip", "dim"), WHOLE_CALL_MS, ids=str)
 def test_whole_call(chip: str, dim: int, compiler):
     report = whole_call(chip, dim, compiler)
@@ -132,6 +139,7 @@ def test_whole_call(chip: str, dim: int, compiler):
     assert report.step_seconds * 1e3 <= WHOLE_CALL_MS[chip, dim]
 
 
+@as_on_record
 def test_an_odd_width_turns_the_table_once(compiler):
     """XLA keeps [V, 64] by columns: one copy to rows on the way in, one back on the way out."""
     hlo = whole_call("v6e", 64, compiler).hlo

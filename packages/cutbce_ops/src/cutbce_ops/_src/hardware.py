@@ -90,13 +90,18 @@ def target_platform() -> str | None:
     return None if device is None else device.platform or _platform_of_kind(device.device_kind)
 
 
+def platform() -> str:
+    """Platform of the mesh in scope, else that of the default backend."""
+    return target_platform() or jax.default_backend()
+
+
 def may_target_tpu() -> bool:
     """Whether the program being traced may be lowered for a TPU.
 
     A mesh in scope decides (`tpu_lab.target` sets one for an absent chip). Without one the default
     backend does: tracing the kernel takes seconds, which a machine without a TPU should not spend.
     """
-    return (target_platform() or jax.default_backend()) == "tpu"
+    return platform() == "tpu"
 
 
 def target_tpu() -> HardwareSpec:

@@ -74,7 +74,8 @@ def _negatives(
 
 def _total(values: Array) -> Array:
     """`[t]`, sum over the rows of `[v, t]`."""
-    return combined(functools.reduce(jnp.add, strips(values))).sum(axis=0)
+    # int32 stays int32 under `jax_enable_x64`.
+    return combined(functools.reduce(jnp.add, strips(values))).sum(axis=0, dtype=values.dtype)
 
 
 def _softplus_total(logits: Array, probabilities: Array) -> Array:

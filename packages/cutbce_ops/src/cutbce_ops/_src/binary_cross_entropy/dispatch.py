@@ -76,6 +76,12 @@ def dense_sweep(
     chip = hardware.target_tpu()
     tpu = partial(pallas_tpu.sweep, config=config, wanted=wanted, hardware=chip)
     if config.implementation == "mosaic_tpu":
+        if not hardware.may_target_tpu():
+            raise NotImplementedError(
+                '`implementation="mosaic_tpu"` needs a program for a TPU, and this one is for '
+                f"{hardware.platform()}. Leave it None, or, to compile for a TPU that is not "
+                "attached, put its mesh in scope (`cutbce_ops.tpu_lab.target`)."
+            )
         return tpu(*arrays)
     if config.implementation == "gpu":
         from cutbce_ops._src.binary_cross_entropy import pallas_gpu

@@ -5,6 +5,7 @@ no sweep: sum_v x_tv = a_t . sum_v e_v + sum_v b_v. Without label smoothing noth
 """
 
 import dataclasses
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
@@ -89,4 +90,6 @@ def _sum_of_rows(array: Array) -> Array:
     num_parts = array.shape[0] // ROWS_PER_PARTIAL_SUM
     cut = num_parts * ROWS_PER_PARTIAL_SUM
     parts = array[:cut].reshape(num_parts, ROWS_PER_PARTIAL_SUM, *array.shape[1:])
-    return parts.sum(axis=1).sum(axis=0) + array[cut:].sum(axis=0)
+    # Sums of int32 would be int64 under `jax_enable_x64`.
+    total = partial(jnp.sum, dtype=array.dtype)
+    return total(total(parts, axis=1), axis=0) + total(array[cut:], axis=0)

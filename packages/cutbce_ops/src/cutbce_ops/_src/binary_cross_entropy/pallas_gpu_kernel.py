@@ -63,7 +63,7 @@ def sweep_positions(operands: Operands, tiles: KernelTiles, config: SweepConfig,
                      tiles=tiles, config=config)  # fmt: skip
     blocks = {"positions": tiles.held, "rows": tiles.streamed}
     swept = _call(kernel, operands, shapes, blocks, num_positions, tiles, interpret)
-    swept = jax.tree.map(lambda partial_sums: partial_sums.sum(axis=0), swept)
+    swept = jax.tree.map(lambda sums: sums.sum(axis=0, dtype=sums.dtype), swept)
     if not wanted.counts:
         return swept
     return dataclasses.replace(swept, num_predicted=swept.num_predicted.T)
@@ -83,7 +83,7 @@ def sweep_rows(operands: Operands, tiles: KernelTiles, config: SweepConfig,
                      tiles=tiles, config=config)  # fmt: skip
     blocks = {"positions": tiles.streamed, "rows": tiles.held}
     swept = _call(kernel, operands, shapes, blocks, num_rows, tiles, interpret)
-    return jax.tree.map(lambda partial_sums: partial_sums.sum(axis=0), swept)
+    return jax.tree.map(lambda sums: sums.sum(axis=0, dtype=sums.dtype), swept)
 
 
 def _call(kernel: Any, operands: Operands, shapes: Sweep, blocks: dict[str, int], num_held: int,
@@ -140,7 +140,7 @@ def _positions_kernel(operands: Operands, out: Sweep, *, sizes: tuple[int, int, 
             loss = loss + jnp.where(in_catalog, losses, 0).sum(axis=1)
         if num_predicted is not None:
             num_predicted = tuple(
-                count + ((logits > threshold) & in_catalog).astype(jnp.int32).sum(axis=1)
+                count + ((logits > threshold) & in_catalog).sum(axis=1, dtype=jnp.int32)
                 for count, threshold in zip(num_predicted, config.logit_thresholds, strict=True)
             )
         if d_activations is not None:  # rows that do not count are zero and add nothing

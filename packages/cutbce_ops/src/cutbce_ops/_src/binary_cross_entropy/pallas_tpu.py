@@ -256,7 +256,7 @@ def _chunk_sums(result: dict[str, Array], operands: _Operands, dim: int, num_cou
         loss = result["loss"].sum(axis=0)
     if "counts" in result:
         counts = result["counts"]
-        num_predicted = counts.reshape(num_counts, -1, counts.shape[1]).sum(axis=1).T
+        num_predicted = counts.reshape(num_counts, -1, counts.shape[1]).sum(1, dtype=jnp.int32).T
     if "d_activations" in result:
         d_activations = (result["d_activations"][:dim] * operands.d_per_position[None, :]).T
     return Sweep(loss=loss, num_predicted=num_predicted, d_activations=d_activations)

@@ -139,7 +139,9 @@ def _check(
     if exclude is not None:
         checks.require_integer("exclude", exclude)
         _check_rows_matrix("exclude", exclude, queries)
-        exclude = sorted_exclusion(checks.rows_or_padding(exclude, vocab_size))
+        is_empty = exclude.shape[1] == 0
+        rows = checks.rows_or_padding(exclude, vocab_size)
+        exclude = None if is_empty else sorted_exclusion(rows)
     return Rows(jnp.asarray(embeddings), bias, None, vocab_size), exclude
 
 

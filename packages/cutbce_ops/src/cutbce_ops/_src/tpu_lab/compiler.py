@@ -1,5 +1,6 @@
 """The process that compiles: started with the right environment, asked, and ended."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,7 +13,6 @@ from typing import Any, Self
 
 import jax
 
-from cutbce_ops._src.tpu_lab.bundles import Schedule, parse_schedule
 from cutbce_ops._src.tpu_lab.errors import DoesNotFitError, TpuCompileError
 from cutbce_ops._src.tpu_lab.program import Program
 from cutbce_ops._src.tpu_lab.topology import check_name, require
@@ -88,11 +88,11 @@ class Compiler:
 
     def close(self) -> None:
         """Ends the process and removes its files."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
         self._process.kill()  # it holds nothing worth an orderly end
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what a dead process did not read
+                    stream.close()
         self._process.wait()
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -167,9 +167,8 @@ class Compiler:
                 return json.loads(line.removeprefix(ANSWER))
         self._log.seek(0)
         tail = self._log.read()[-2000:]
-        raise TpuCompileError(f"The compiling process ended without an answer:\n{tail}")
-
-
-def parse_all(texts: dict[str, tuple[str, str]]) -> dict[str, Schedule]:
-    """Schedules by the instruction's name in the optimised HLO."""
-    return {name: parse_schedule(*both) for name, both in texts.items()}
+        status = self._process.wait()
+        raise TpuCompileError(
+            f"The compiling process ended without an answer (exit status {status}; a negative one "
+            f"is a signal):\n{tail}"
+        )

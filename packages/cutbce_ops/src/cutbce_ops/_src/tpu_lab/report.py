@@ -187,7 +187,12 @@ def _lines(report: TpuReport) -> Iterable[str]:
         ],
     )
     yield ""
-    yield f"step: {report.step_seconds * 1e3:.3f} ms, bound by {report.bound} ({LABEL})"
+    untimed = ", ".join(sorted({item.name for item in report.kernels if item.seconds is None}))
+    step = f"{report.step_seconds * 1e3:.3f} ms"
+    if untimed:
+        yield f"step without the time of {untimed}: {step} ({LABEL})"
+    else:
+        yield f"step: {step}, bound by {report.bound} ({LABEL})"
     yield from (f"note: {note}" for note in report.notes)
 
 
