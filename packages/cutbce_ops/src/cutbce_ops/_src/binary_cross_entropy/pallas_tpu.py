@@ -217,7 +217,8 @@ def _call(plan: KernelPlan, config: SweepConfig, wanted: Wanted, hardware: Hardw
           interpret: bool, operands: _Operands, table: Array, bias: Array | None, num_rows: Array,
           d_table: Array | None, d_bias: Array | None) -> dict[str, Array]:  # fmt: skip
     # Imported here: Pallas for TPU takes a while to load, which nobody else should pay for.
-    from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import KernelConfig, call_kernel
+    from cutbce_ops._src.binary_cross_entropy.pallas_tpu_call import call_kernel
+    from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import KernelConfig
 
     kernel = KernelConfig(
         num_positions=plan.chunk_t,

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from cutbce_ops import tpu_lab
 from cutbce_ops._src.binary_cross_entropy import pallas_tpu
-from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import KernelConfig, call_kernel
+from cutbce_ops._src.binary_cross_entropy.pallas_tpu_call import call_kernel
+from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import KernelConfig
 from cutbce_ops._src.hardware import HardwareSpec
 from cutbce_ops._src.tuning import Mode, TpuTiles
 
