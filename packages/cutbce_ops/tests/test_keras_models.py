@@ -251,7 +251,11 @@ def test_the_memory_check_notices_logits():
         (lambda: ck.CutBinaryCrossentropy().call(np.zeros((2, 1), "int32"), np.ones((2, 4))),
          ValueError, "must be the output of a CutDense layer itself"),
         (lambda: loss_of(ck.CutDense(3), targets=np.zeros((2, 1), "float32")), TypeError,
-         "`targets` must hold integer table rows"),
+         "`y_true` must hold integer table rows"),
+        (lambda: loss_of(ck.CutDense(3), targets=np.zeros((2,), "int32")), ValueError,
+         r"`y_true` must have shape \(2, 'L'\).*got \(2,\)"),
+        (lambda: loss_of(ck.CutDense(65), targets=np.zeros((2, 65), "int32")), ValueError,
+         r"`y_true` must list.*not mark them in a multi-hot.*got shape \(2, 65\)"),
         (lambda: loss_of(ck.CutDense(3, track_confusion=True), reduction=None), ValueError,
          "needs a loss with a reduction.*got reduction=None"),
     ],
@@ -264,6 +268,30 @@ def test_errors(make, error, message):
 def loss_of(head, *, targets=None, **options):
     targets = np.zeros((2, 1), "int32") if targets is None else targets
     return ck.CutBinaryCrossentropy(**options)(targets, head(np.ones((2, 4), "float32")))
+
+
+@pytest.mark.parametrize("make_model", [sequential, functional_tied])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda targets: targets[..., 0], ValueError, r"`y_true` must have shape \(.*5, 'L'\)"),
+        (lambda targets: targets[:, 1:], ValueError, r"`y_true` must have shape \(.*5, 'L'\)"),
+        (lambda targets: targets.astype("float32"), TypeError, "`y_true` must hold integer"),
+    ],
+)
+def test_wrong_targets_leave_the_model_usable(make_model, wrong, error, message):
+    histories, targets = make_data()
+    model = make_model()
+    model.compile("adam", loss=ck.CutBinaryCrossentropy())
+    before = model.predict(histories, verbose=0)
+    with pytest.raises(error, match=message):
+        model.fit(histories, wrong(targets), verbose=0)
+    np.testing.assert_array_equal(model.predict(histories, verbose=0), before)
+    assert np.isfinite(model.fit(histories, targets, verbose=0).history["loss"]).all()
+
+
+def test_a_list_as_long_as_a_small_catalog_is_no_multi_hot():
+    assert np.isfinite(loss_of(ck.CutDense(3), targets=np.array([[0, 1, 2], [2, -1, -1]], "int32")))
 
 
 def test_a_layer_after_the_head_is_an_error():

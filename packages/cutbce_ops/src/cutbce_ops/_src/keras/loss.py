@@ -21,6 +21,9 @@ from cutbce_ops._src.binary_cross_entropy.config import (
 )
 from cutbce_ops._src.keras.scoring import Scoring, scoring_of
 
+# In larger catalogs no list of rows is as long as the catalog: such targets are multi-hot.
+_MOST_ITEMS_TO_LIST = 64
+
 
 @keras.saving.register_keras_serializable(package="cutbce_ops")
 class CutBinaryCrossentropy(keras.losses.Loss):
@@ -45,7 +48,8 @@ class CutBinaryCrossentropy(keras.losses.Loss):
 
     Raises:
       ValueError: an option is outside its range; or, when called, `y_pred` is not the output of a
-        `CutDense` layer itself.
+        `CutDense` layer itself, or `y_true` does not have the positions of `y_pred` or is multi-hot
+        (as long as a catalog of more than 64 rows).
       TypeError: `y_true` does not hold integers.
 
     Example:
@@ -88,7 +92,9 @@ class CutBinaryCrossentropy(keras.losses.Loss):
         # Not Keras' own __call__: it would cast the rows to float32, which is exact to 2^24 only.
         scoring = scoring_of(y_pred)
         if scoring is None:
-            return self._without_table(y_pred, sample_weight)
+            return self._without_table(y_true, y_pred, sample_weight)
+        _check_rows(y_true, y_pred)
+        _check_not_multi_hot(y_true, scoring)
 
         def reduce(per_position: Array) -> Array:
             return _reduce(per_position, y_pred, sample_weight, self.reduction, self.dtype)
@@ -110,6 +116,8 @@ class CutBinaryCrossentropy(keras.losses.Loss):
         scoring = scoring_of(y_pred)
         if scoring is None:
             raise _not_from_head()
+        _check_rows(y_true, y_pred)
+        _check_not_multi_hot(y_true, scoring)
         return cut_binary_cross_entropy_per_position(
             y_pred, scoring.embeddings, y_true, bias=scoring.bias, **self._options(y_pred)
         )
@@ -152,15 +160,42 @@ class CutBinaryCrossentropy(keras.losses.Loss):
             "precision": "bfloat16" if is_bfloat16 else self.precision,
         }
 
-    def _without_table(self, y_pred: Array, sample_weight: Any) -> Array:
+    def _without_table(self, y_true: Array, y_pred: Array, sample_weight: Any) -> Array:
         # Before the first step Keras calls a loss on stand-ins for the model's output, only to see
-        # the shape of the result.
+        # the shape of the result. Wrong targets have to fail here: an error in the step itself
+        # leaves the model without its variables, whose values Keras has moved into the step.
         with keras.SymbolicScope() as scope:
             is_symbolic = scope.original_scope is not None
         if not is_symbolic:
             raise _not_from_head()
+        _check_rows(y_true, y_pred)
         per_position = jnp.zeros(y_pred.shape[:-1], self.dtype)
         return _reduce(per_position, y_pred, sample_weight, self.reduction, self.dtype)
+
+
+def _check_rows(y_true: Array, y_pred: Array) -> None:
+    checks.require_integer("y_true", y_true)
+    leading = y_pred.shape[:-1]
+    # Keras' stand-ins have dimensions that are not known yet, which are no integers.
+    differ = any(
+        isinstance(got, int) and isinstance(want, int) and got != want
+        for got, want in zip(y_true.shape, leading, strict=False)
+    )
+    if len(y_true.shape) != len(y_pred.shape) or differ:
+        raise ValueError(
+            f"`y_true` must have shape {(*leading, 'L')}, a list of table rows for each position "
+            f"of `y_pred` {y_pred.shape}; got {y_true.shape}."
+        )
+
+
+def _check_not_multi_hot(y_true: Array, scoring: Scoring) -> None:
+    num_items = scoring.embeddings.shape[0]
+    if y_true.shape[-1] == num_items > _MOST_ITEMS_TO_LIST:
+        raise ValueError(
+            f"`y_true` must list the table rows of the targets, `[..., L]`, padded with -1, not "
+            f"mark them in a multi-hot vector; got shape {y_true.shape} for a table of "
+            f"{num_items} rows."
+        )
 
 
 def _not_from_head() -> ValueError:
