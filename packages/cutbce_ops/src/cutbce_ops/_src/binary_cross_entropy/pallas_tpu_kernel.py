@@ -22,6 +22,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -33,6 +34,7 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 SUBLANES, LANES = 8, 128  # of a float32 register
 CHAIN_LENGTH = 64  # factors (1 + u) <= 2 in a product: at most 2^64, well inside float32
+HAS_PACKED_SHIFTS = jax.__version_info__ >= (0, 11)  # older compilers refuse 16-bit shifts
 MAX_FACTOR = 2.0**120
 OFF = -1e4  # z of a row that is not there: probability 0 and loss 0, with no mask later on
 # The same for a loss that does not vanish there, and the limit below which it is masked.
@@ -401,7 +403,7 @@ class _Sums:
         for k, threshold in enumerate(config.logit_thresholds):
             if threshold == 0:
                 # A sign survives rounding to bfloat16, where two are added in one operation.
-                signed = z.astype(config.element_dtype)
+                signed = z.astype(config.element_dtype if HAS_PACKED_SHIFTS else jnp.float32)
                 num_bits = jnp.finfo(signed.dtype).bits
                 unsigned = jnp.dtype(f"uint{num_bits}").type
                 bits = lax.bitcast_convert_type(signed, unsigned)
