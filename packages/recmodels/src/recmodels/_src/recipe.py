@@ -12,6 +12,9 @@ GradientMode = Literal["auto", "fused", "recompute"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Precision = Literal["default", "bfloat16", "highest"]
 TableLayout = Literal["auto", "replicated", "sharded"]
+LossName = Literal["cut-bce", "cut-softmax", "dense-bce", "sampled-bce", "gbce"]
+TableOptimizer = Literal["adamw", "adafactor", "rowwise-adagrad"]
+Selection = Literal["last", "ndcg@8", "ndcg@10", "hit@8", "hit@10"]
 
 DATA_AXIS, MODEL_AXIS = "data", "model"
 _ALL_DEVICES = "auto"
@@ -61,12 +64,52 @@ class Recipe:
         default=0.01, metadata=_help("AdamW weight decay (not on biases, norms, positions)")
     )
     gradient_clip_norm: float = field(default=1.0, metadata=_help("largest global gradient norm"))
+    accumulate_steps: int = field(
+        default=1,
+        metadata=_help("parts of a batch computed one after another, for less memory"),
+    )
+    table_optimizer: TableOptimizer = field(
+        default="adamw",
+        metadata=_help("optimizer of the item table; the others keep far less than AdamW's state"),
+    )
+    ema_decay: float = field(
+        default=0.0,
+        metadata=_help(
+            "share of a running average of the weights kept at each step; that average is "
+            "evaluated and exported. 0 takes the weights themselves"
+        ),
+    )
+    selection: Selection = field(
+        default="last",
+        metadata=_help(
+            "evaluated step that is tested and exported: the last one, or the best on the dev part "
+            "by this metric"
+        ),
+    )
+    patience: int = field(
+        default=0,
+        metadata=_help("dev evaluations without a better one after which to stop; 0 never stops"),
+    )
     seed: int = field(default=0, metadata=_help("seed of initial weights, dropout and data order"))
     hide_seen: bool = field(
         default=True,
         metadata=_help(
             "never recommend items of the history: same meaning in evaluation and serving"
         ),
+    )
+    loss: LossName = field(
+        default="cut-bce",
+        metadata=_help(
+            "exact over the catalog: cut-bce (any number of targets), cut-softmax (one target), "
+            "dense-bce (cut-bce with all logits in memory); with sampled negatives: sampled-bce, "
+            "gbce"
+        ),
+    )
+    num_negatives: int = field(
+        default=256, metadata=_help("negatives drawn for each position by a sampled loss")
+    )
+    gbce_calibration: float = field(
+        default=0.75, metadata=_help("t of gbce: 0 is sampled-bce, 1 undoes the sampling")
     )
     label_smoothing: float = field(
         default=0.0, metadata=_help("share by which targets move towards 0.5")
@@ -185,8 +228,11 @@ _RULES = (
     *((name, "at least 1", _positive) for name in ("num_steps", "log_every", "evaluate_every")),
     *((name, "at least 1", _positive) for name in ("checkpoint_every", "keep_checkpoints")),
     *((name, "above 0", _positive) for name in ("learning_rate", "gradient_clip_norm")),
-    *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay")),
+    *((name, "at least 1", _positive) for name in ("num_negatives", "accumulate_steps")),
+    *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay", "patience")),
     *((name, "at least 0 and below 1", _share) for name in ("dropout", "label_smoothing")),
+    ("ema_decay", "at least 0 and below 1", _share),
+    ("gbce_calibration", "between 0 and 1", lambda _, value: 0 <= value <= 1),
     ("seed", "between 0 and 2**32 - 1", lambda _, value: 0 <= value < 2**32),
     ("final_learning_rate_ratio", "between 0 and 1", lambda _, value: 0 <= value <= 1),
     ("name", "a non-empty text", lambda _, value: bool(value)),
@@ -194,6 +240,26 @@ _RULES = (
         "num_heads",
         "a divisor of `hidden_dim` ({0.hidden_dim})",
         lambda recipe, value: recipe.hidden_dim % value == 0,
+    ),
+    (
+        "accumulate_steps",
+        "a divisor of `batch_size` ({0.batch_size})",
+        lambda recipe, value: recipe.batch_size % value == 0,
+    ),
+    (
+        "loss",
+        "one of those for several targets, as `num_targets` is {0.num_targets}",
+        lambda recipe, value: value != "cut-softmax" or recipe.num_targets == 1,
+    ),
+    (
+        "label_smoothing",
+        "0 with `loss` {0.loss}, which has none",
+        lambda recipe, value: not value or recipe.loss in ("cut-bce", "dense-bce"),
+    ),
+    (
+        "patience",
+        'used with a `selection` other than "last"',
+        lambda recipe, value: not value or recipe.selection != "last",
     ),
     # A loss record is the mean over log_every steps: a checkpoint inside such a window would make
     # the first record after a resume differ from that of an unbroken run.

@@ -1,6 +1,6 @@
-"""AdamW with linear warm-up, cosine decay and clipping of the global gradient norm."""
+"""Optimizers with linear warm-up, cosine decay and clipping of the global gradient norm."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from recmodels._src.recipe import Recipe
 # Leaves that weight decay must leave alone, by the last name on their path. Decay pulls towards
 # zero, which is no neutral value for an offset, a scale or a position.
 _NOT_DECAYED = ("bias", "scale", "positions", "output_bias")
+_TABLES = ("item_embeddings", "output_embeddings")
+_SECOND_MOMENT_DECAY = 0.98  # usual for recommenders; 0.999 remembers longer than a short run lasts
 
 
 def learning_rate(recipe: Recipe, step: ArrayLike) -> Array:
@@ -28,19 +30,76 @@ def learning_rate(recipe: Recipe, step: ArrayLike) -> Array:
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     """The optimizer of a recipe; its state is a tree of arrays and holds the schedule's step."""
-    return optax.chain(
-        optax.clip_by_global_norm(recipe.gradient_clip_norm),
-        optax.adamw(
-            lambda step: learning_rate(recipe, step),
-            b2=0.98,  # usual for recommenders; 0.999 remembers longer than a short run lasts
-            weight_decay=recipe.weight_decay,
-            mask=decayed,
-        ),
+    clip = optax.clip_by_global_norm(recipe.gradient_clip_norm)
+    if recipe.table_optimizer == "adamw":
+        return optax.chain(clip, _adamw(recipe))
+    parts = {"table": _table_optimizer(recipe), "rest": _adamw(recipe)}
+    return optax.chain(clip, optax.partition(parts, _tables_and_rest))
+
+
+def _adamw(recipe: Recipe) -> optax.GradientTransformation:
+    return optax.adamw(
+        lambda step: learning_rate(recipe, step),
+        b2=_SECOND_MOMENT_DECAY,
+        weight_decay=recipe.weight_decay,
+        mask=decayed,
     )
+
+
+def _table_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    if recipe.table_optimizer == "adafactor":
+        # Its moments are a column and a row for each table; no momentum, steps of about one.
+        scale = optax.chain(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=1), optax.clip_by_block_rms(1.0)
+        )
+    else:
+        scale = scale_by_rowwise_adagrad()
+    return optax.chain(
+        scale,
+        optax.add_decayed_weights(recipe.weight_decay),
+        optax.scale_by_learning_rate(lambda step: learning_rate(recipe, step)),
+    )
+
+
+class RowwiseAdagradState(NamedTuple):
+    """Sums of squared gradients."""
+
+    sums: Any  # for each leaf `[V, D]`: `[V, 1]`, sum over the steps of the mean over the columns
+
+
+def scale_by_rowwise_adagrad(epsilon: float = 1e-10) -> optax.GradientTransformation:
+    """Divides each row of the gradient by the root of its summed mean squares: one float a row.
+
+    Args:
+        epsilon: added to the sums, so that a row without any gradient stays where it is.
+    """
+
+    def init(params: Any) -> RowwiseAdagradState:
+        return RowwiseAdagradState(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:, :1]), params))
+
+    def update(gradients: Any, state: RowwiseAdagradState, params: Any = None) -> tuple[Any, Any]:
+        del params
+        sums = jax.tree.map(
+            lambda total, leaf: total + jnp.square(leaf).mean(axis=1, keepdims=True),
+            state.sums,
+            gradients,
+        )
+        scaled = jax.tree.map(
+            lambda leaf, total: leaf * jax.lax.rsqrt(total + epsilon), gradients, sums
+        )
+        return scaled, RowwiseAdagradState(sums)
+
+    return optax.GradientTransformation(init, update)
 
 
 def decayed(params: Any) -> Any:
     """Tree of bools: True where weight decay applies (matrices and the item table)."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: getattr(path[-1], "key", None) not in _NOT_DECAYED, params
+    )
+
+
+def _tables_and_rest(params: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "table" if getattr(path[-1], "key", None) in _TABLES else "rest", params
     )

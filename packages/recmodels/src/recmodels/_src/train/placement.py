@@ -25,7 +25,7 @@ SHARDED_FROM_ITEMS = 100_000  # catalogs from this size on are spread over the m
 _ROWS_MULTIPLE = 1024
 # Arrays with one entry for every table row, by the last name on their path. The optimizer's moments
 # have the same paths.
-_BY_ROW = ("item_embeddings", "output_bias")
+_BY_ROW = ("item_embeddings", "output_embeddings", "output_bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Placement:
         )
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=self._sharding_of(path)
+                leaf.shape, leaf.dtype, sharding=self._sharding_of(path, leaf.shape)
             ),
             shapes,
         )
@@ -171,8 +171,11 @@ class Placement:
         """Shardings of what the step returns, the state as `state` has it."""
         return _shardings(state), self.replicated
 
-    def _sharding_of(self, path: tuple[Any, ...]) -> jax.sharding.Sharding:
-        is_by_row = any(getattr(entry, "key", None) in _BY_ROW for entry in path)
+    def _sharding_of(self, path: tuple[Any, ...], shape: tuple[int, ...]) -> jax.sharding.Sharding:
+        # Some optimizers keep other shapes under the same names, such as one number per column.
+        is_by_row = shape[:1] == (self.num_rows,) and any(
+            getattr(entry, "key", None) in _BY_ROW for entry in path
+        )
         if self.mesh is None or not (self.is_table_sharded and is_by_row):
             return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))

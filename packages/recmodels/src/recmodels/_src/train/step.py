@@ -13,6 +13,7 @@ import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
 from recmodels._src.models import sasrec
 from recmodels._src.recipe import Recipe
+from recmodels._src.train.losses import gradient_scale, make_loss
 from recmodels._src.train.optimizer import make_optimizer
 from recmodels._src.train.sharded import add_rows, take_rows
 
@@ -23,12 +24,18 @@ class TrainState(NamedTuple):
     step: Array  # steps done; also seeds the dropout of the next one
     params: dict  # arrays of the model, see `sasrec.build`
     optimizer: optax.OptState  # moments and schedule step
+    average: dict | None = None  # running average of the parameters; None without `ema_decay`
+
+    @property
+    def result(self) -> dict:
+        """The parameters to evaluate and export: the average where there is one."""
+        return self.params if self.average is None else self.average
 
 
 class StepMetrics(NamedTuple):
     """What a step reports, as device scalars."""
 
-    loss: Array  # binary cross-entropy, mean over positions and catalog
+    loss: Array  # mean over positions; of binary cross-entropy over the catalog too
     gradient_norm: Array  # global norm before clipping
 
 
@@ -59,7 +66,10 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
     if recipe.output_bias:
         bias = sasrec.popularity_bias(item_counts, recipe.num_targets)
         params["output_bias"] = jnp.pad(bias, (0, num_unused))
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(recipe).init(params))
+    # A copy: the step is given both to reuse, and one buffer cannot be given twice.
+    average = jax.tree.map(jnp.copy, params) if recipe.ema_decay else None
+    optimizer = make_optimizer(recipe).init(params)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer, average)
 
 
 @jax.jit
@@ -88,8 +98,9 @@ def make_train_step(
     - state: `TrainState`.
     - history: `[B, S]` int32 rows, right-aligned, 0 on padding.
     - targets: `[B, S, L]` int32 rows, -1 on padding.
-    - capacity: int, at least the number of positions with a target, or None for all positions. The
-      loss is computed for that many positions only; the result does not depend on it.
+    - capacity: int, at least the number of positions with a target in the batch (or in each part
+      of it, see `accumulate_steps`), or None for all positions. The loss is computed for that many
+      positions only; the result does not depend on it.
 
     Args:
         recipe: model, loss and optimizer.
@@ -103,50 +114,76 @@ def make_train_step(
     def rows_in_use(params):
         return params["item_embeddings"].shape[0] if vocab_size is None else vocab_size
 
-    def objective(params, history_vectors, history, targets, capacity, dropout_key):
+    def objective(params, history_vectors, history, targets, capacity, key):
         activations = sasrec.encode(
             encoder,
             params,
             history_vectors,
             history > 0,
-            dropout_key,
+            key,
             recompute=rows_in_use(params) >= RECOMPUTE_FROM_ROWS,
         )
         activations, targets, weights = _positions_with_targets(activations, targets, capacity)
-        return cutbce_ops.cut_binary_cross_entropy(
-            activations,
-            params["item_embeddings"],
-            targets,
-            position_weights=weights,
-            bias=params.get("output_bias"),
-            vocab_size=rows_in_use(params),
-            label_smoothing=recipe.label_smoothing,
-            gradient_mode=recipe.gradient_mode,
-            precision=recipe.precision,
-            sharding=sharding,
-        )
+        loss = make_loss(recipe, vocab_size=rows_in_use(params), sharding=sharding)
+        loss_key = jax.random.fold_in(key, 1)
+        return loss(params, activations, targets, weights, loss_key), weights.sum()
 
-    def step(state, history, targets, capacity=None):
-        dropout_key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        vectors = take_rows(state.params["item_embeddings"], history, sharding)
-        loss, (gradients, d_vectors) = jax.value_and_grad(objective, argnums=(0, 1))(
-            state.params, vectors, history, targets, capacity, dropout_key
-        )
+    def gradients_of(params, history, targets, capacity, key):
+        vectors = take_rows(params["item_embeddings"], history, sharding)
+        (loss, weight), (gradients, d_vectors) = jax.value_and_grad(
+            objective, argnums=(0, 1), has_aux=True
+        )(params, vectors, history, targets, capacity, key)
         # Adding the rows read by the histories to the finished table gradient keeps one [V, D]
         # buffer; differentiating through the gather would make a second one.
         gradients["item_embeddings"] = add_rows(
             gradients["item_embeddings"], history, d_vectors, sharding
         )
-        # The mean over the catalog makes gradients shrink with its size, below Adam's epsilon for
-        # large ones. The sum over the catalog has the same minimum and no such scale. Scaling here,
-        # not in the objective, becomes part of the update and takes no second [V, D] buffer.
-        gradients = jax.tree.map(lambda leaf: leaf * rows_in_use(state.params), gradients)
+        return loss, weight, gradients
+
+    def accumulated(params, history, targets, capacity, key):
+        """The same over the parts of the batch, one after another, each by its weight."""
+
+        def one_part(total, part):
+            loss, weight, gradients = gradients_of(params, *part[:2], capacity, part[2])
+            weighted = jax.tree.map(lambda leaf: leaf * weight, (loss, 1.0, gradients))
+            return jax.tree.map(jnp.add, total, weighted), None
+
+        num_parts = recipe.accumulate_steps
+        zeros = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        parts = (_split(history, num_parts), _split(targets, num_parts))
+        keys = jax.random.split(key, num_parts)
+        (loss, weight, gradients), _ = jax.lax.scan(one_part, zeros, (*parts, keys))
+        share = 1 / jnp.maximum(weight, 1)
+        return loss * share, weight, jax.tree.map(lambda leaf: leaf * share, gradients)
+
+    def step(state, history, targets, capacity=None):
+        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+        compute = gradients_of if recipe.accumulate_steps == 1 else accumulated
+        loss, _, gradients = compute(state.params, history, targets, capacity, key)
+        # Scaling here, not in the objective, becomes part of the update and takes no second
+        # [V, D] buffer.
+        scale = gradient_scale(recipe, rows_in_use(state.params))
+        gradients = jax.tree.map(lambda leaf: leaf * scale, gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = cast(dict, optax.apply_updates(state.params, updates))
+        average = _averaged(state.average, params, state.step, recipe.ema_decay)
         metrics = StepMetrics(loss, optax.tree.norm(gradients))
-        return TrainState(state.step + 1, params, optimizer_state), metrics
+        return TrainState(state.step + 1, params, optimizer_state, average), metrics
 
     return step
+
+
+def _averaged(average: dict | None, params: dict, step: Array, decay: float) -> dict | None:
+    if average is None:
+        return None
+    # Young averages forget faster, or they would remember the random start for 1/(1-decay) steps.
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda old, new: new + decay_now * (old - new), average, params)
+
+
+def _split(batch: Array, num_parts: int) -> Array:
+    """`[num_parts, B / num_parts, ...]`: every device of a mesh keeps its share of every part."""
+    return jnp.moveaxis(batch.reshape(-1, num_parts, *batch.shape[1:]), 1, 0)
 
 
 def _positions_with_targets(
