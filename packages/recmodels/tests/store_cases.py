@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from recmodels._src.data.store import SequenceColumns, SequenceStore, write_store
+from recmodels._src.atomic import atomic_folder
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.data.store_writer import SequenceParts, write_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +27,18 @@ class Options:
 def tiny_store(path: Path, sequences: Sequence[Sequence[int]]) -> SequenceStore:
     """Writes and opens a store with these rows, one sequence per user."""
     items = np.array([row for sequence in sequences for row in sequence], dtype=np.int32)
-    lengths = [len(sequence) for sequence in sequences]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    columns = SequenceColumns(
-        items=items,
-        offsets=offsets,
-        timestamps=np.concatenate([np.arange(n) for n in lengths]).astype(np.int64),
+    lengths = np.array([len(sequence) for sequence in sequences])
+    num_items = int(items.max())
+    parts = SequenceParts(
+        parts=[(items, np.concatenate([np.arange(n) for n in lengths]).astype(np.int64))],
+        lengths=lengths,
+        item_counts=np.bincount(items, minlength=num_items + 1)[1:],
         timestamps_kind="order",
         user_ids=pl.Series(np.arange(len(lengths)) + 100),
-        item_ids=pl.Series(np.arange(int(items.max())) * 10),
+        item_ids=pl.Series(np.arange(num_items) * 10),
     )
-    write_store(path, columns, source={"name": "tiny"}, filters={}, skipped={}, overwrite=True)
+    with atomic_folder(path, overwrite=True) as folder:
+        write_store(folder, parts, source={"name": "tiny"}, filters={}, skipped={})
     return SequenceStore.open(path)
 
 

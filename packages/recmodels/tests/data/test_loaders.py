@@ -151,7 +151,9 @@ def test_yambda_played_filter_drops_nulls_and_counts(tmp_path):
     )
     assert sequences(store) == {7: [30, 20], 12: [40]}
     assert store.meta["skipped"] == {"played less than 50 %": 3}
-    assert store.meta["filters"] == {"min_interactions": 1, "min_played_pct": 50}
+    assert store.meta["filters"] == {
+        "min_played_pct": 50, "deduplicate": "none", "min_interactions": 1, "k_core": 0,
+    }  # fmt: skip
 
 
 def test_yambda_multi_event_keeps_listens(tmp_path):

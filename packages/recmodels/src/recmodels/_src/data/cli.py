@@ -2,7 +2,9 @@
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
+from recmodels._src.data.filters import Deduplicate
 from recmodels._src.data.loaders import FORMATS
 from recmodels._src.data.prepare import prepare, prepare_synthetic
 from recmodels._src.errors import UserError
@@ -23,6 +25,8 @@ order of the file. Without timestamps the order of the file is the order in time
 examples:
   recmodels prepare listens.parquet --format yambda-flat --min-interactions 31 --out store
   recmodels prepare events.csv --format csv --user user_id --item sku --time ts --out store
+  recmodels prepare events.csv --format csv --user user_id --item sku --time ts --k-core 5 \\
+      --deduplicate exact --out store
   recmodels prepare ratings.csv --format csv --no-header --user 1 --item 2 --time 4 --out store
   recmodels prepare ml-100k.inter --format tsv --user user_id:token --item item_id:token \\
       --time timestamp:float --out store
@@ -67,11 +71,31 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
         help="leave out users with fewer events (default: %(default)s)",
     )
     parser.add_argument(
+        "--k-core",
+        type=int,
+        default=0,
+        metavar="K",
+        help="leave out users and items with fewer events, until all have K (default: keep all)",
+    )
+    parser.add_argument(
+        "--deduplicate",
+        default="none",
+        choices=get_args(Deduplicate),
+        help="leave out events equal to an earlier one in user, item and time (exact), or with "
+        "the item of the user's event right before them (consecutive)",
+    )
+    parser.add_argument(
         "--min-played-pct",
         type=int,
         default=0,
         metavar="P",
         help="leave out listens played less than P percent, Yambda formats (default: keep all)",
+    )
+    parser.add_argument(
+        "--ids-from",
+        type=Path,
+        metavar="OLD",
+        help="a store whose items keep their rows; new items come after them",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing STORE")
     group = parser.add_argument_group("generated data")
@@ -85,7 +109,10 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
 def _run(args: argparse.Namespace) -> int:
     common = {
         "min_interactions": args.min_interactions,
+        "k_core": args.k_core,
+        "deduplicate": args.deduplicate,
         "min_played_pct": args.min_played_pct,
+        "ids_from": args.ids_from,
         "overwrite": args.overwrite,
         "progress": True,
     }

@@ -19,10 +19,12 @@ class Place:
     """Name of the file."""
     unit: Unit
     """What one entry of the column is in that file."""
+    start: int = 0
+    """How many entries of the file come before the column, which may be a piece of it."""
 
     def of(self, position: int) -> str:
-        """Words for the entry at a 0-based position, such as `row 3 of x.csv`."""
-        return f"{self.unit} {position + 1} of {self.file}"
+        """Words for the entry at a 0-based position of the column, such as `row 3 of x.csv`."""
+        return f"{self.unit} {self.start + position + 1} of {self.file}"
 
 
 def normalise_ids(ids: pl.Series, name: str, place: Place, *, numeric: bool) -> pl.Series:

@@ -1,7 +1,7 @@
 """The formats that can be read, and the one function that reads them.
 
-Every reader returns the raw columns of the file in file order, nulls included, so that a
-message can name the row of a bad value; `sequences.py` checks and numbers them.
+Every reader returns the raw columns of the file in pieces, in file order, nulls included, so
+that a message can name the row of a bad value; `sequences.py` checks and numbers them.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def read_events(
     *,
     min_played_pct: int = 0,
 ) -> RawEvents:
-    """Reads the events of a file.
+    """Opens a file of events; the events are read while the result is iterated over.
 
     Args:
       path: the file.
@@ -77,7 +77,7 @@ def read_events(
 
     Raises:
       UserError: the format is unknown, an option does not belong to it, or the file is
-        missing, empty or of another format.
+        missing, empty or of another format. Some of it shows only while reading.
     """
     if format not in _READERS:
         raise UserError(f"`format` must be one of {', '.join(FORMATS)}; got {format!r}")
@@ -94,9 +94,17 @@ def read_events(
         if reader.text:
             _check_text(path, format)
         events = reader.read(path, columns)
-    if events.frame.height == 0:
+    return dataclasses.replace(events, frames=_checked(events.frames, path, format))
+
+
+def _checked(frames: Iterator[pl.DataFrame], path: Path, format: str) -> Iterator[pl.DataFrame]:
+    num_rows = 0
+    with _as_user_errors(path, format):
+        for frame in frames:
+            num_rows += frame.height
+            yield frame
+    if num_rows == 0:
         raise UserError(f"{path} has no interactions; a file with interactions is needed")
-    return events
 
 
 def _check_options(

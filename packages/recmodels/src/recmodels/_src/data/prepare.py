@@ -1,17 +1,22 @@
 """`prepare`: from a file of interactions to a sequence store, with a report."""
 
 import dataclasses
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import polars as pl
 from tqdm import tqdm
 
+from recmodels._src.atomic import atomic_folder
+from recmodels._src.data.filters import Deduplicate, Filters
 from recmodels._src.data.loaders import read_events
 from recmodels._src.data.sequences import build_sequences
 from recmodels._src.data.splits import Protocol, Split
-from recmodels._src.data.store import SequenceStore, check_store_output, write_store
+from recmodels._src.data.store import SequenceStore, check_store_output
+from recmodels._src.data.store_writer import write_store
 from recmodels._src.data.synthetic import write_synthetic_interactions
 from recmodels._src.data.table_formats import TableColumns
 from recmodels._src.errors import UserError
@@ -75,11 +80,17 @@ def prepare(
     time: str | None = None,
     has_header: bool = True,
     min_interactions: int = 1,
+    k_core: int = 0,
+    deduplicate: Deduplicate = "none",
     min_played_pct: int = 0,
+    ids_from: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = False,
 ) -> PrepareReport:
     """Reads a file of interactions and writes a sequence store.
+
+    Memory is bounded by the numbers of users and items, not by that of events; beside `out`,
+    32 bytes an event are on disk meanwhile.
 
     Args:
       path: the file; text formats may be gzipped.
@@ -91,7 +102,14 @@ def prepare(
       time: the time column, likewise; None keeps the order of the file.
       has_header: whether a csv or tsv file starts with the names of its columns.
       min_interactions: leave out users with fewer events.
+      k_core: leave out users and items with fewer events, again and again until all that are
+        left have as many; 0 keeps all.
+      deduplicate: leave out repetitions, before events are counted for the two filters above.
+        "exact": events with the user, item and time of an earlier event of the file;
+        "consecutive": events with the item of the user's event right before them.
       min_played_pct: leave out listens played less than this (Yambda formats).
+      ids_from: a sequence store whose items keep their rows here, whether they occur or not;
+        new items come after them, so that a model can go on with a grown catalog.
       overwrite: replace `out` if it exists.
       progress: show on stderr which step is running, when the file is large.
 
@@ -101,15 +119,20 @@ def prepare(
     Raises:
       UserError: an option or the file is wrong, or `out` exists.
     """
+    filters = Filters(
+        min_interactions=min_interactions,
+        min_played_pct=min_played_pct,
+        k_core=k_core,
+        deduplicate=deduplicate,
+    )
     check_store_output(Path(out), overwrite=overwrite)
     columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
     source = {"name": Path(path).name, "format": format}
     size = Path(path).stat().st_size if Path(path).exists() else 0
     with _bar(progress and size >= _BAR_FROM_BYTES) as bar:
         return _prepare(
-            Path(path), Path(out), format, columns, source, min_interactions, min_played_pct,
-            overwrite, bar,
-        )  # fmt: skip
+            Path(path), Path(out), format, columns, source, filters, ids_from, overwrite, bar
+        )
 
 
 def prepare_synthetic(
@@ -119,7 +142,10 @@ def prepare_synthetic(
     num_items: int = 24_000,
     seed: int = 0,
     min_interactions: int = 1,
+    k_core: int = 0,
+    deduplicate: Deduplicate = "none",
     min_played_pct: int = 0,
+    ids_from: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = False,
 ) -> PrepareReport:
@@ -131,7 +157,10 @@ def prepare_synthetic(
       num_items: size of the generated catalog; the rarest items may not occur.
       seed: of the generated data.
       min_interactions: as in `prepare`.
+      k_core: as in `prepare`.
+      deduplicate: as in `prepare`.
       min_played_pct: as in `prepare`.
+      ids_from: as in `prepare`.
       overwrite: as in `prepare`.
       progress: as in `prepare`.
 
@@ -141,6 +170,12 @@ def prepare_synthetic(
     Raises:
       UserError: an option is wrong, or `out` exists.
     """
+    filters = Filters(
+        min_interactions=min_interactions,
+        min_played_pct=min_played_pct,
+        k_core=k_core,
+        deduplicate=deduplicate,
+    )
     check_store_output(Path(out), overwrite=overwrite)
     size = {"num_users": num_users, "num_items": num_items, "seed": seed}
     source = {"name": "synthetic", "format": "yambda-flat", **size}
@@ -152,8 +187,8 @@ def prepare_synthetic(
         bar.set_description("generating")
         write_synthetic_interactions(path, **size)
         return _prepare(
-            path, Path(out), "yambda-flat", TableColumns(), source, min_interactions,
-            min_played_pct, overwrite, bar,
+            path, Path(out), "yambda-flat", TableColumns(), source, filters, ids_from, overwrite,
+            bar,
         )  # fmt: skip
 
 
@@ -167,27 +202,41 @@ def _prepare(
     format: str,
     columns: TableColumns,
     source: dict[str, Any],
-    min_interactions: int,
-    min_played_pct: int,
+    filters: Filters,
+    ids_from: str | Path | None,
     overwrite: bool,
     bar: tqdm,
 ) -> PrepareReport:
-    for name, value in (("min_interactions", min_interactions), ("min_played_pct", min_played_pct)):
-        if value < 0:
-            raise UserError(f"`{name}` must not be negative; got {value}")
+    known_items = None
+    if ids_from is not None:
+        known = SequenceStore.open(ids_from)
+        known_items = pl.read_parquet(known.path / "items.parquet")["item_id"]
+        source = source | {"ids_from": known.digest}
     bar.set_description("1/3 reading")
-    events = read_events(path, format, columns, min_played_pct=min_played_pct)
+    events = read_events(path, format, columns, min_played_pct=filters.min_played_pct)
     source = source | {"columns": events.columns}
-    bar.set_description("2/3 numbering and sorting")
-    sequences, skipped = build_sequences(
-        events, path.name, min_interactions=min_interactions, min_played_pct=min_played_pct
-    )
-    del events  # the raw columns are as large as the sequences
-    bar.set_description("3/3 writing")
-    filters = {"min_interactions": min_interactions, "min_played_pct": min_played_pct}
-    write_store(
-        out, sequences, source=source, filters=filters, skipped=skipped, overwrite=overwrite
-    )
+    if filters.deduplicate == "exact" and "time" not in events.columns:
+        raise UserError(
+            f"--deduplicate exact compares times, and {path.name} is read without; name its column "
+            "with --time, or take consecutive"
+        )
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        # In the folder of the store, which is on a disk that has room and is cleaned up.
+        scratch = folder / "events"
+        scratch.mkdir()
+        sequences, skipped = build_sequences(
+            events,
+            path.name,
+            scratch,
+            filters=filters,
+            known_items=known_items,
+            report=bar.set_description,
+        )
+        bar.set_description("3/3 writing")
+        write_store(
+            folder, sequences, source=source, filters=dataclasses.asdict(filters), skipped=skipped
+        )
+        shutil.rmtree(scratch)
     return report(SequenceStore.open(out))
 
 

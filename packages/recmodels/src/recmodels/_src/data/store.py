@@ -7,15 +7,14 @@ from 1 to `num_items`; row 0 is padding.
 
 import dataclasses
 import functools
-import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from recmodels._src.atomic import atomic_folder, check_output
+from recmodels._src.atomic import check_output
 from recmodels._src.errors import UserError
 
 FORMAT = "cutbce-sequence-store"
@@ -32,29 +31,6 @@ _USER_COLUMNS = {
 }
 _ITEM_COLUMNS = {"row": (pl.Int32,), "item_id": (pl.Int64, pl.String), "count": (pl.Int64,)}
 _CHECK_BLOCK = 1 << 24  # events checked at a time: 64 MiB
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceColumns:
-    """Everything that goes into a store, in memory.
-
-    Invariants:
-      - users are 0..U-1 and rows 1..num_items, both in ascending order of the raw ids;
-      - `items[offsets[u]:offsets[u + 1]]` is user u's history, oldest first.
-    """
-
-    items: np.ndarray
-    """`[num_interactions]` int32 rows."""
-    offsets: np.ndarray
-    """`[num_users + 1]` int64."""
-    timestamps: np.ndarray
-    """`[num_interactions]` int64: seconds, or the position within the user."""
-    timestamps_kind: Literal["seconds", "order"]
-    """Which of the two `timestamps` holds."""
-    user_ids: pl.Series
-    """`[num_users]` raw ids, int64 or string."""
-    item_ids: pl.Series
-    """`[num_items]` raw ids, int64 or string; row r is at r - 1."""
 
 
 def check_store_output(path: Path, *, overwrite: bool) -> None:
@@ -77,78 +53,6 @@ def check_store_output(path: Path, *, overwrite: bool) -> None:
                 f"{path} exists and is not a whole sequence store; --overwrite replaces nothing "
                 "else, so choose another name or remove it"
             ) from error
-
-
-def write_store(
-    path: Path,
-    columns: SequenceColumns,
-    *,
-    source: dict[str, Any],
-    filters: dict[str, Any],
-    skipped: dict[str, int],
-    overwrite: bool = False,
-) -> None:
-    """Writes a sequence store; the folder appears complete or not at all.
-
-    Args:
-      path: the folder to make.
-      columns: the sequences.
-      source: where the data came from (names only, no absolute paths).
-      filters: the filters that were applied, by name.
-      skipped: number of events left out, by reason.
-      overwrite: whether an existing folder may be replaced.
-
-    Raises:
-      UserError: `path` exists and is not to be replaced, or is not a store.
-    """
-    check_store_output(path, overwrite=overwrite)
-    num_users, num_items = len(columns.user_ids), len(columns.item_ids)
-    counts = np.bincount(columns.items, minlength=num_items + 1)[1:]
-    meta = {
-        "format": FORMAT,
-        "version": VERSION,
-        "source": source,
-        "num_users": num_users,
-        "num_items": num_items,
-        "num_interactions": len(columns.items),
-        "filters": filters,
-        "skipped": skipped,
-        "timestamps": columns.timestamps_kind,
-        "digest": _digest(columns),
-    }
-    users = pl.DataFrame(
-        {
-            "user": np.arange(num_users, dtype=np.int64),
-            "user_id": columns.user_ids,
-            "num_interactions": np.diff(columns.offsets),
-        }
-    )
-    items = pl.DataFrame(
-        {
-            "row": np.arange(1, num_items + 1, dtype=np.int32),
-            "item_id": columns.item_ids,
-            "count": counts.astype(np.int64),
-        }
-    )
-    with atomic_folder(path, overwrite=overwrite) as folder:
-        np.save(folder / "items.npy", columns.items)
-        np.save(folder / "offsets.npy", columns.offsets)
-        np.save(folder / "timestamps.npy", columns.timestamps)
-        users.write_parquet(folder / "users.parquet")
-        items.write_parquet(folder / "items.parquet")
-        (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-
-
-def _digest(columns: SequenceColumns) -> str:
-    # Rows, offsets and raw ids decide what a model learns and answers; a run directory
-    # records this value and refuses to go on with another store.
-    sha = hashlib.sha256()
-    sha.update(np.ascontiguousarray(columns.items).data)
-    sha.update(np.ascontiguousarray(columns.offsets).data)
-    for ids in (columns.user_ids, columns.item_ids):
-        sha.update(str(ids.dtype).encode())
-        sha.update("\0".join(ids.cast(pl.String).to_list()).encode())
-    return sha.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

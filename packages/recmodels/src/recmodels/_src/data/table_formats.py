@@ -1,17 +1,21 @@
 """Readers of formats with columns: csv, tsv, parquet, u.data and Yambda.
 
-Only the needed columns are read, by polars' streaming engine; no row becomes a Python
-object.
+Only the needed columns are read, in pieces, by polars' streaming engine; no row becomes a
+Python object.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import polars as pl
 
-from recmodels._src.data.raw import RawEvents, Unit
+from recmodels._src.data import raw
+from recmodels._src.data.raw import RawEvents, Unit, in_pieces
 from recmodels._src.errors import UserError
+
+
+_ROWS_OF_LISTS = 1 << 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ def read_tsv(path: Path, columns: TableColumns) -> RawEvents:
 def read_parquet(path: Path, columns: TableColumns) -> RawEvents:
     """Reads named columns of a parquet file."""
     table = pl.scan_parquet(path)
-    return _select(table, _names(table, columns, path), path)
+    return _select(table, _names(table, columns, path))
 
 
 def read_movielens_udata(path: Path, columns: TableColumns) -> RawEvents:
@@ -55,7 +59,7 @@ def read_movielens_udata(path: Path, columns: TableColumns) -> RawEvents:
             "user, item, rating, time"
         )
     selected = {"user": names[0], "item": names[1], "time": names[3]}
-    return _select(table, selected, path, unit="line", numeric=True)
+    return _select(table, selected, unit="line", numeric=True)
 
 
 def read_yambda_flat(path: Path, columns: TableColumns) -> RawEvents:
@@ -69,7 +73,7 @@ def read_yambda_flat(path: Path, columns: TableColumns) -> RawEvents:
             f"{path} is not a yambda-flat file: column item_id holds lists; a file with one row "
             "per user is yambda-sequential"
         )
-    return _select(table, names | _yambda_extras(table), path, numeric=True)
+    return _select(table, names | _yambda_extras(table), numeric=True)
 
 
 def read_yambda_sequential(path: Path, columns: TableColumns) -> RawEvents:
@@ -96,9 +100,19 @@ def read_yambda_sequential(path: Path, columns: TableColumns) -> RawEvents:
                 f"{present[name]}, not a list; a file with one row per event is yambda-flat"
             )
     _check_list_lengths(table, lists, path)
-    # An empty list would explode into a null event.
-    exploded = table.filter(pl.col(lists[0]).list.len() > 0).explode(lists)
-    return _select(exploded, names, path, unit="event", numeric=True)
+    selected = table.select(**{key: pl.col(name) for key, name in names.items()})
+    frames = _exploded(selected, [key for key in names if key != "user"])
+    return RawEvents(frames=frames, unit="event", numeric=True, columns=names)
+
+
+def _exploded(table: pl.LazyFrame, lists: list[str]) -> Iterator[pl.DataFrame]:
+    # A row is a whole history, so pieces are measured in events, not in rows.
+    for batch in in_pieces(table, _ROWS_OF_LISTS):
+        # An empty list would explode into a null event.
+        batch = batch.filter(pl.col(lists[0]).list.len() > 0)
+        events_before = batch[lists[0]].list.len().cum_sum() - batch[lists[0]].list.len()
+        for _, piece in batch.group_by(events_before // raw.CHUNK_EVENTS, maintain_order=True):
+            yield piece.select("user", *lists).explode(lists)
 
 
 def _yambda_extras(table: pl.LazyFrame) -> dict[str, str]:
@@ -124,7 +138,7 @@ def _read_separated(
     table = _scan_text(
         path, separator=separator, quote_char=quote_char, has_header=columns.has_header
     )
-    return _select(table, _names(table, columns, path), path)
+    return _select(table, _names(table, columns, path))
 
 
 def _scan_text(
@@ -187,11 +201,9 @@ def _check_present(table: pl.LazyFrame, names: Iterable[str], path: Path) -> Non
 def _select(
     table: pl.LazyFrame,
     names: dict[str, str],
-    path: Path,
     *,
     unit: Unit = "row",
     numeric: bool = False,
 ) -> RawEvents:
     selected = table.select(**{key: pl.col(name) for key, name in names.items()})
-    frame = selected.collect(engine="streaming")
-    return RawEvents(frame=frame, unit=unit, numeric=numeric, columns=dict(names))
+    return RawEvents(frames=in_pieces(selected), unit=unit, numeric=numeric, columns=dict(names))
