@@ -31,7 +31,6 @@ from published_tpu import (
 import cutbce_ops
 from cutbce_ops import tpu_lab
 from cutbce_ops._src.binary_cross_entropy import pallas_tpu
-from cutbce_ops._src.binary_cross_entropy.config import PointwiseLoss, SweepConfig
 from cutbce_ops._src.binary_cross_entropy.pallas_tpu_schedule import (
     LOGITS,
     MODES,
@@ -39,7 +38,6 @@ from cutbce_ops._src.binary_cross_entropy.pallas_tpu_schedule import (
     bundles_per_unit,
     inner_loop,
 )
-from cutbce_ops._src.binary_cross_entropy.sweep import Wanted
 from cutbce_ops._src.hardware import HardwareSpec
 from cutbce_ops._src.tuning import sweep_tiles
 
@@ -194,20 +192,14 @@ def search(chip: str, dim: int, num_targets: int, compiler: tpu_lab.Compiler) ->
 
 
 def our_call(chip: str, dim: int, options: argparse.Namespace, compiler: tpu_lab.Compiler) -> Call:
-    """The public loss with both gradients; its kernel takes each loop as often as it runs."""
-
-    def compiled(loop_iterations: dict[str, dict[int, int]]) -> tpu_lab.TpuReport:
-        return tpu_lab.compile_for(
-            lambda *arrays: value_and_gradients(cutbce_ops.cut_binary_cross_entropy, *arrays),
-            TOPOLOGIES[chip],
-            *call_shapes(dim, options.targets, options),
-            loop_iterations=loop_iterations,
-            compiler=compiler,
-        )
-
-    (kernel,) = compiled({}).kernels
-    report = compiled({kernel.name: our_iterations(kernel, chip, dim, options)})
-    (kernel,) = report.kernels
+    """The public loss with both gradients; its kernel states how often its loops run."""
+    report = tpu_lab.compile_for(
+        lambda *arrays: value_and_gradients(cutbce_ops.cut_binary_cross_entropy, *arrays),
+        TOPOLOGIES[chip],
+        *call_shapes(dim, options.targets, options),
+        compiler=compiler,
+    )
+    (kernel,) = (each for each in report.kernels if each.name == "cut_bce_sweep")
     if kernel.seconds is None:
         raise RuntimeError(f"the kernel has no time: {report.notes}")
     return Call(
@@ -218,32 +210,6 @@ def our_call(chip: str, dim: int, options: argparse.Namespace, compiler: tpu_lab
         1e3 * kernel.count * kernel.seconds,
         report.memory.temporaries_bytes,
     )
-
-
-def our_iterations(
-    kernel: tpu_lab.KernelEstimate, chip: str, dim: int, options: argparse.Namespace
-) -> dict[int, int]:
-    """Trips of the kernel's loops, by their number.
-
-    Loop 1 is the grid's. Of the inner loops the last three are those over whole blocks, over the
-    ragged block and the drain, and of the second look at losses that leave the range of the fast
-    sum, of which there are none here. What comes before them runs once.
-    """
-    config = SweepConfig(options.vocab, PointwiseLoss(), "default", None)
-    wanted = Wanted(loss=True, gradients=True)
-    hardware = HardwareSpec.of(chip)
-    plan = pallas_tpu.plan_kernel(options.positions, dim, False, config, wanted, hardware)
-    trips = plan.chunk_t // (plan.tiles.block_t * plan.tiles.unroll)
-    num_whole, num_left = divmod(options.vocab, plan.tiles.block_v)
-    inner = [number for number, loop in enumerate(kernel.loops) if loop in kernel.inner_loops]
-    *once, whole, ragged, second_look = inner
-    return {
-        1: num_whole + (num_left > 0) + 1,
-        **{number: kernel.loops[number].trips or 1 for number in once},
-        whole: num_whole * trips,
-        ragged: trips * (num_left > 0) + 1,
-        second_look: 0,
-    }
 
 
 def published_call(

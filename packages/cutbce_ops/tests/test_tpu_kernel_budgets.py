@@ -93,7 +93,7 @@ NUM_POSITIONS, NUM_ROWS, NUM_TARGETS = 16_384, 100_000, 8
 
 
 def whole_call(chip: str, dim: int, compiler):
-    """Report of the compiled call, its loops counted as often as they run."""
+    """Report of the compiled call; the kernel states the trips of its loops."""
     from cutbce_ops import tpu_lab
 
     topology = f"{chip}:1x1"
@@ -107,18 +107,6 @@ def whole_call(chip: str, dim: int, compiler):
 
         return jax.value_and_grad(loss, (0, 1))(activations, embeddings)
 
-    tiles = sweep_tiles(chip, dim, "fused")
-    num_trips = NUM_POSITIONS // (tiles.block_t * tiles.unroll)
-    num_whole_blocks, num_ragged_rows = divmod(NUM_ROWS, tiles.block_v)
-    assert num_ragged_rows
-    iterations = {
-        1: num_whole_blocks + 2,  # grid steps: the ragged block, and the drain
-        2: NUM_POSITIONS // tiles.block_t,  # clears sums, once
-        3: tiles.block_v // 128,  # clears tiles, once
-        4: num_whole_blocks * num_trips,
-        5: num_trips + 1,  # the ragged block, and the drain
-        6: 0,  # the second look at large losses
-    }
     return tpu_lab.compile_for(
         step,
         topology,
@@ -126,7 +114,6 @@ def whole_call(chip: str, dim: int, compiler):
         jax.ShapeDtypeStruct((NUM_ROWS, dim), jnp.float32),
         jax.ShapeDtypeStruct((NUM_POSITIONS, NUM_TARGETS), jnp.int32),
         mesh=mesh,
-        loop_iterations={"cut_bce_sweep": iterations},
         compiler=compiler,
     )
 
@@ -137,6 +124,20 @@ def test_whole_call(chip: str, dim: int, compiler):
     report = whole_call(chip, dim, compiler)
     assert not any("left out" in note for note in report.notes)
     assert report.step_seconds * 1e3 <= WHOLE_CALL_MS[chip, dim]
+    (sweep,) = (kernel for kernel in report.kernels if kernel.name == "cut_bce_sweep")
+    tiles = sweep_tiles(chip, dim, "fused")
+    num_trips = NUM_POSITIONS // (tiles.block_t * tiles.unroll)
+    num_whole_blocks, num_ragged_rows = divmod(NUM_ROWS, tiles.block_v)
+    assert num_ragged_rows
+    iterations = {  # by hand
+        1: num_whole_blocks + 2,  # grid steps: the ragged block, and the drain
+        2: NUM_POSITIONS // tiles.block_t,  # clears sums, once
+        3: tiles.block_v // 128,  # clears tiles, once
+        4: num_whole_blocks * num_trips,
+        5: num_trips + 1,  # the ragged block, and the drain
+        6: 0,  # the second look at large losses
+    }
+    assert {n: loop.iterations for n, loop in enumerate(sweep.loops) if n} == iterations
 
 
 @as_on_record
@@ -148,3 +149,48 @@ def test_an_odd_width_turns_the_table_once(compiler):
     by_columns = re.findall(rf"= {table}\{{0,1\S* copy\(", hlo)
     assert len(by_rows) <= 1
     assert len(by_columns) <= 1
+
+
+LOOP_CASES = {  # T, V, has bias, gradient mode
+    "bias": (16_384, 100_000, True, "fused"),
+    "whole blocks, two sweeps": (16_384, 65_536, False, "recompute"),
+    "one trip": (600, 3_000, True, "fused"),
+}
+
+
+@as_on_record
+@pytest.mark.parametrize("case", LOOP_CASES)
+def test_the_kernel_states_the_trips_of_its_loops(case: str, compiler):
+    """So that a step that contains it is timed as a whole."""
+    from cutbce_ops import tpu_lab
+
+    num_positions, num_rows, has_bias, mode = LOOP_CASES[case]
+
+    def step(activations, embeddings, bias, targets):
+        def loss(activations, embeddings):
+            return cutbce_ops.cut_binary_cross_entropy(
+                activations,
+                embeddings,
+                targets,
+                bias=bias if has_bias else None,
+                gradient_mode=mode,
+            )
+
+        return jax.value_and_grad(loss, (0, 1))(activations, embeddings)
+
+    report = tpu_lab.compile_for(
+        step,
+        "v6e:1x1",
+        jax.ShapeDtypeStruct((num_positions, 128), jnp.float32),
+        jax.ShapeDtypeStruct((num_rows, 128), jnp.float32),
+        jax.ShapeDtypeStruct((num_rows,), jnp.float32),
+        jax.ShapeDtypeStruct((num_positions, NUM_TARGETS), jnp.int32),
+        compiler=compiler,
+    )
+    sweeps = [kernel for kernel in report.kernels if kernel.name == "cut_bce_sweep"]
+    num_products = 3 if mode == "fused" else 4  # the backward sweep makes the logits again
+    flops = 2 * num_products * num_positions * num_rows * 128
+    for kernel in sweeps:
+        assert kernel.cycles is not None
+        assert not any(loop.conditional and loop.iterations for loop in kernel.loops)
+    assert sum(kernel.seconds or 0 for kernel in sweeps) >= flops / report.chip.bf16_flops_per_s

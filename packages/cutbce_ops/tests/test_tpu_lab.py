@@ -396,6 +396,36 @@ def test_report_without_trips_leaves_the_kernel_out():
     assert given.kernels[0].cycles == report().kernels[0].cycles
 
 
+STATED = 'kernel_metadata={\n"loop_iterations":"[4, 32, 64]",\n"mesh_axes":"(x)"\n}'
+
+
+def with_metadata(metadata: str) -> str:
+    assert "backend_config={" in HLO
+    return HLO.replace("backend_config={", f"frontend_attributes={{{metadata}}}, backend_config={{")
+
+
+def test_a_kernel_may_state_its_trips():
+    text = BUNDLES.replace("%s6_s4, 8 /*", "%s77_s7, %s6_s4 /*")
+    texts = {"sweep.3": (text, UTILIZATION)}
+    found = report(with_metadata(STATED), texts)
+    assert found.kernels[0].cycles == report().kernels[0].cycles
+    other = report(with_metadata(STATED), texts, iterations={"sweep": {2: 33}})
+    assert other.kernels[0].loops[2].iterations == 33
+
+
+@pytest.mark.parametrize("stated", ["[4, 99]", "[]"])
+def test_trips_of_other_loops_are_not_taken(stated: str):
+    found = report(with_metadata(STATED.replace("[4, 32, 64]", stated)))
+    assert found.kernels[0].cycles == report().kernels[0].cycles
+
+
+def test_metadata_over_several_lines_keeps_the_rest():
+    (kernel,) = tpu_lab.summarize(with_metadata(STATED)).kernels
+    (plain,) = tpu_lab.summarize(HLO).kernels
+    assert kernel.loop_iterations == (4, 32, 64)
+    assert (kernel.body, kernel.hbm_bytes) == (plain.body, plain.hbm_bytes)
+
+
 def test_report_without_schedules_says_so():
     found = report(texts={})
     assert found.kernels[0].bundles is None

@@ -1,5 +1,6 @@
 """Calling the TPU kernel of the sweep: blocks, memory on chip, and what the compiler is told."""
 
+import json
 import math
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from cutbce_ops._src.binary_cross_entropy.pallas_tpu_kernel import (
     KernelConfig,
     sweep_kernel,
 )
+from cutbce_ops._src.binary_cross_entropy.pallas_tpu_loops import loop_iterations
 
 
 # Compiled apart only so that the body, thousands of operations, is traced once for each shape.
@@ -67,6 +69,8 @@ def call_kernel(
         cost_estimate=_cost(config, num_table_rows),
         interpret=pltpu.InterpretParams(detect_races=True) if config.interpret else False,
         name="cut_bce_sweep",
+        # For `tpu_lab`, which cannot see them in the kernel's schedule.
+        metadata={"loop_iterations": json.dumps(loop_iterations(config, num_table_rows))},
     )(*(arrays[name] for name in inputs))
     return dict(zip(outputs, results, strict=True))
 

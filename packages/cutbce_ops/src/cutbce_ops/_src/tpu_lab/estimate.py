@@ -89,13 +89,26 @@ def ring_seconds(item: Collective, known: Chip) -> float:
 def _schedules(
     texts: Mapping[str, tuple[str, str]], calls: Sequence[KernelCall], iterations: Iterations
 ) -> dict[str, Schedule]:
-    given = {call.instruction: iterations.get(call.name) for call in calls}
-    found = {name: parse_schedule(*both, given.get(name)) for name, both in texts.items()}
+    found = {name: parse_schedule(*both) for name, both in texts.items()}
+    for call in calls:
+        if call.instruction in found:
+            known = {**_stated(call, found[call.instruction]), **iterations.get(call.name, {})}
+            if known:
+                both = texts[call.instruction]
+                found[call.instruction] = parse_schedule(*both, known)
     by_body = {call.body: found[call.instruction] for call in calls if call.instruction in found}
     for call in calls:  # the compiler schedules equal kernels once
         if call.instruction not in found and call.body in by_body:
             found[call.instruction] = by_body[call.body]
     return found
+
+
+def _stated(call: KernelCall, schedule: Schedule) -> dict[int, int]:
+    """Trips that the kernel itself states, by loop; none if the compiler made other loops of it."""
+    loops = range(1, len(schedule.loops))
+    if len(call.loop_iterations) != len(loops):
+        return {}
+    return dict(zip(loops, call.loop_iterations, strict=True))
 
 
 def _kernels(

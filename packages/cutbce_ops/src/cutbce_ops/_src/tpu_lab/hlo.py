@@ -18,6 +18,7 @@ from cutbce_ops._src.tpu_lab.hlo_text import (
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _COST = re.compile(r'"bytes_accessed":"?(\d+)')
 _BODY = re.compile(r'"body":"([^"]*)"')
+_ITERATIONS = re.compile(r'kernel_metadata=\{[^}]*"loop_iterations":"\[([\d, ]*)\]"')
 # The cost model answers 2^63 - 1, or about 1e9, where it has no estimate.
 _NO_ESTIMATE = 2**62
 _NO_ESTIMATE_RANGE = (990_000_000, 1_010_000_000)
@@ -71,6 +72,9 @@ class KernelCall:
     """Runs in one call of the program."""
     hbm_bytes: int
     """HBM bytes of one run: those of its `CostEstimate`, or operands and results once."""
+    loop_iterations: tuple[int, ...] = ()
+    """Trips of all of its loops in one run, in the order of its schedule, if the kernel states them
+    in its metadata; empty if not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +154,16 @@ def _estimated_cycles(instruction: Instruction) -> int | None:
 
 def _kernel(module: Module, run: Execution) -> KernelCall:
     instruction = run.instruction
-    cost, body = (expr.search(instruction.attributes) for expr in (_COST, _BODY))
+    cost, body, stated = (
+        expr.search(instruction.attributes) for expr in (_COST, _BODY, _ITERATIONS)
+    )
     return KernelCall(
         name=re.sub(r"(\.\d+|\.clone)+$", "", instruction.name),
         instruction=instruction.name,
         body=body[1] if body else "",
         count=run.times,
         hbm_bytes=int(cost[1]) if cost else _hbm_bytes(module, run),
+        loop_iterations=tuple(map(int, re.findall(r"\d+", stated[1]))) if stated else (),
     )
 
 

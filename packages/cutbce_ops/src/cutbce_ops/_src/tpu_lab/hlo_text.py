@@ -20,6 +20,8 @@ _ARRAY = re.compile(
     r"(?P<dtype>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<dims>[\d,]*)\](?P<layout>\{[^}]*\})?"
 )
 _PRED_BITS = 8
+# The one attribute that is written over several lines.
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*?\n\}", re.DOTALL)
 # Fusions are one instruction for the machine: what is inside of them does not run by itself.
 _CALLERS = frozenset({"call", "call-start", "async-start", "while", "conditional"})
 _OTHER_THREAD = "async_execution_thread="
@@ -100,7 +102,7 @@ def parse_module(text: str) -> Module:
     computations: dict[str, Computation] = {}
     current: Computation | None = None
     entry = ""
-    for line in text.splitlines():
+    for line in _KERNEL_METADATA.sub(_in_one_line, text).splitlines():
         if current is None:
             header = _HEADER.match(line)
             if header:
@@ -112,6 +114,10 @@ def parse_module(text: str) -> Module:
             instruction = _instruction(match)
             current[instruction.name] = instruction
     return Module(computations, entry)
+
+
+def _in_one_line(match: re.Match[str]) -> str:
+    return match[0].replace("\n", "")
 
 
 def _instruction(match: re.Match[str]) -> Instruction:
