@@ -28,9 +28,9 @@ def test_metrics_equal_their_definition(k):
 
 def test_perfect_and_hopeless_lists():
     perfect = metrics.ranking_metrics(np.array([[1, 0, -1]]), (2,))
-    assert perfect == {"hit@2": 1.0, "recall@2": 1.0, "ndcg@2": 1.0, "mrr": 1.0}
+    assert perfect == {"hit@2": 1.0, "recall@2": 1.0, "ndcg@2": 1.0, "map@2": 1.0, "mrr": 1.0}
     hopeless = metrics.ranking_metrics(np.array([[99]]), (2,))
-    assert hopeless == {"hit@2": 0.0, "recall@2": 0.0, "ndcg@2": 0.0, "mrr": 0.01}
+    assert hopeless == {"hit@2": 0.0, "recall@2": 0.0, "ndcg@2": 0.0, "map@2": 0.0, "mrr": 0.01}
 
 
 def test_distinct_keeps_each_row_once():
@@ -44,7 +44,8 @@ def test_popularity_ranks_equal_a_sorted_list():
     counts[0] = 10**9  # were the padding row ranked, it would lead every list
     targets = metrics.distinct(rng.integers(1, 30, (10, 4)))
     hidden = metrics.distinct(rng.integers(1, 30, (10, 6)))
-    found = metrics.popularity_ranks(counts, targets, hidden)
+    places = metrics.popularity_places(counts)
+    found = metrics.popularity_ranks(places, targets, hidden)
     for user in range(10):
         free = [row for row in range(1, 30) if row not in hidden[user] or row in targets[user]]
         for target, rank in zip(targets[user], found[user], strict=True):

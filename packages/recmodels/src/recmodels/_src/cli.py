@@ -5,18 +5,22 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from recmodels._src.compare import compare
 from recmodels._src.data.cli import add_prepare_parser
-from recmodels._src.errors import TrainingDivergedError, UserError
+from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import evaluate
+from recmodels._src.evaluation.measure import Baselines
 from recmodels._src.plan import CompilerFailedError, plan
 from recmodels._src.recipe import RECIPES, Recipe, get_recipe
 from recmodels._src.train.loop import train
 from recmodels._src.train.run_directory import installed_version
 
 _EXIT_USER_ERROR, _EXIT_FAILURE, _EXIT_INTERRUPTED = 2, 1, 130
+_EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: stopped with everything saved, so try again
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,7 +36,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0, 1 (it failed), 2 (the caller's mistake) or 130 (interrupted)."""
+    """Runs one command.
+
+    Returns:
+        0, 1 (it failed), 2 (the caller's mistake), 75 (training stopped by SIGTERM, saved; run it
+        again) or 130 (interrupted).
+    """
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         parsed = _parser().parse_args(arguments)
         status = parsed.run(parsed) or 0
@@ -46,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _EXIT_FAILURE
     except (TrainingDivergedError, CompilerFailedError, OSError) as error:
         return _fail(error, _EXIT_FAILURE)
+    except TrainingInterruptedError as error:
+        return _fail(error, _EXIT_SAVED)
     except KeyboardInterrupt:
         return _fail("interrupted", _EXIT_INTERRUPTED)
 
@@ -65,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     add_prepare_parser(commands)
-    for add in (_add_recipes, _add_train, _add_evaluate, _add_plan):
+    for add in (_add_recipes, _add_train, _add_evaluate, _add_compare, _add_plan):
         add(commands)
     return parser
 
@@ -134,6 +146,16 @@ def _add_evaluate(commands: Any) -> None:
         "  recmodels evaluate RUN\n  recmodels evaluate RUN --part dev --hide-seen false -k 8,10",
     )
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--baselines",
+        choices=get_args(Baselines),
+        default="all",
+        help="what stands beside the model; all: popularity, last-item Markov, item-kNN, random",
+    )
+    _add_measuring_options(parser)
+
+
+def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="STORE", help="sequence store, if it was moved")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="held-out part")
     parser.add_argument(
@@ -144,16 +166,33 @@ def _add_evaluate(commands: Any) -> None:
     )
 
 
+def _measuring_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "store": parsed.data,
+        "part": parsed.part,
+        "hide_seen": parsed.hide_seen,
+        "ks": parsed.k,
+    }
+
+
 def _run_evaluate(parsed: argparse.Namespace) -> None:
-    print(
-        evaluate(
-            parsed.run_dir,
-            store=parsed.data,
-            part=parsed.part,
-            hide_seen=parsed.hide_seen,
-            ks=parsed.k,
-        )
+    print(evaluate(parsed.run_dir, baselines=parsed.baselines, **_measuring_options(parsed)))
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_compare,
+        "compare two runs user by user, with intervals of the differences",
+        "  recmodels compare RUN_A RUN_B\n  recmodels compare RUN_A RUN_B --part dev -k 10",
     )
+    parser.add_argument("run_a", metavar="RUN_A", help="run directory")
+    parser.add_argument("run_b", metavar="RUN_B", help="another one on the same store")
+    _add_measuring_options(parser)
+
+
+def _run_compare(parsed: argparse.Namespace) -> None:
+    print(compare(parsed.run_a, parsed.run_b, **_measuring_options(parsed)))
 
 
 def _add_plan(commands: Any) -> None:

@@ -1,0 +1,95 @@
+"""The item-kNN baseline: items that share their users with the most recent ones of a history."""
+
+import numpy as np
+from scipy import sparse
+
+from recmodels._src.data.splits import Split
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.evaluation.blocks import RECENT_ITEMS
+from recmodels._src.evaluation.popularity_order import Scores
+from recmodels._src.evaluation.training_items import TrainingItems
+
+NUM_NEIGHBORS = 100  # similar items kept for each item
+MAX_ITEMS = 1_000_000  # their neighbors take 0.8 GB
+MAX_INTERACTIONS = 1 << 27
+_MAX_COUNTED_ITEMS = 200  # newest training items of a user that count: their pairs are quadratic
+_PRODUCTS = 1 << 24  # multiplications in one block of the co-occurrences
+
+
+def why_not(store: SequenceStore) -> str | None:
+    """Why the item-kNN baseline is left out for a store; None if it is not."""
+    if store.num_items > MAX_ITEMS:
+        return f"more than {MAX_ITEMS:,} items"
+    if store.num_interactions > MAX_INTERACTIONS:
+        return f"more than {MAX_INTERACTIONS:,} interactions"
+    return None
+
+
+def make_scores(store: SequenceStore, split: Split) -> Scores:
+    """Sum of the similarities of each item to the user's last `RECENT_ITEMS` ones.
+
+    The similarity of two items is the cosine of their users: the number of users with both over
+    the geometric mean of the numbers of users with either, counted on each user's newest training
+    items. The j-th last item of a history counts 1/j.
+
+    Args:
+        store: the sequences.
+        split: decides which items are held out.
+    """
+    training = TrainingItems.of(store, split).newest(_MAX_COUNTED_ITEMS)
+    users = np.repeat(np.arange(store.num_users), training.lengths)
+    ones = np.ones(len(users), np.float32)
+    has = sparse.csr_matrix(
+        (ones, (users, store.items[training.places()])),
+        shape=(store.num_users, store.num_items + 1),
+    )
+    has.data[:] = 1.0  # repeats were added up
+    neighbors = cosine_neighbors(has, NUM_NEIGHBORS)
+    return lambda block: _recent(block.history, store.num_items + 1) @ neighbors
+
+
+def _recent(history: np.ndarray, vocab_size: int) -> sparse.csr_matrix:
+    last = history[:, -RECENT_ITEMS:]
+    weights = np.broadcast_to(1.0 / np.arange(last.shape[1], 0, -1), last.shape)
+    user, column = np.nonzero(last)
+    entries = (weights[user, column].astype(np.float32), (user, last[user, column]))
+    return sparse.csr_matrix(entries, shape=(len(history), vocab_size))
+
+
+def cosine_neighbors(has: sparse.csr_matrix, num_neighbors: int) -> sparse.csr_matrix:
+    """The most similar items of each item.
+
+    Args:
+        has: `[U, V]` 1 where the user has the item.
+        num_neighbors: most items to keep for each; equal similarities prefer the lower row.
+
+    Returns:
+        `[V, V]` float32 cosines, none of an item with itself.
+    """
+    num_users = np.maximum(np.asarray(has.sum(0)).ravel(), 1)
+    scale = sparse.diags_array(1 / np.sqrt(num_users)).astype(np.float32)
+    columns = sparse.csr_matrix(has @ scale)
+    rows = sparse.csr_matrix(columns.T)
+    # Multiplications of each row of the product: the items of all users that have the item.
+    products = np.cumsum(has.T @ np.asarray(has.sum(1), np.float64).ravel())
+    blocks, begin = [], 0
+    while begin < len(num_users):
+        done = products[begin - 1] if begin else 0
+        stop = max(begin + 1, int(np.searchsorted(products, done + _PRODUCTS)))
+        cosines = sparse.csr_matrix(rows[begin:stop] @ columns)
+        blocks.append(_largest(cosines, begin, num_neighbors))
+        begin = stop
+    return sparse.csr_matrix(sparse.vstack(blocks))
+
+
+def _largest(cosines: sparse.csr_matrix, first_row: int, num: int) -> sparse.csr_matrix:
+    """The `num` largest entries of each row, without the one at its own column."""
+    row = np.repeat(np.arange(len(cosines.indptr) - 1), np.diff(cosines.indptr))
+    other = cosines.indices != row + first_row
+    row, column, value = row[other], cosines.indices[other], cosines.data[other]
+    best_first = np.lexsort((column, -value, row))
+    row, column, value = row[best_first], column[best_first], value[best_first]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    kept = place < num
+    entries = (value[kept], (row[kept], column[kept]))
+    return sparse.csr_matrix(entries, shape=cosines.shape)

@@ -1,0 +1,117 @@
+"""The model as a ranker of the catalog: its queries against the whole table, block by block."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import cutbce_ops
+from recmodels._src.errors import TrainingDivergedError
+from recmodels._src.evaluation.blocks import Ranked, UserBlock
+from recmodels._src.models import sasrec
+from recmodels._src.recipe import Recipe
+from recmodels._src.train.sharded import take_rows
+from recmodels._src.train.step import encoder_graph, is_usable
+
+QueryFunction = Callable[[dict, Array], Array]
+
+
+@dataclasses.dataclass
+class ModelRanker:
+    """Ranks by the dot products of a query and all item vectors; equal scores by lower row.
+
+    Args:
+        params: arrays of the model, see `sasrec.build`.
+        recipe: how they were trained.
+        vocab_size: table rows in use.
+        step: training steps of the parameters, for messages.
+        sharding: how the parameters are laid out over a mesh; None on one device.
+
+    Raises:
+        TrainingDivergedError: parameters or, when ranking, scores are not finite.
+    """
+
+    params: dict
+    recipe: Recipe
+    vocab_size: int
+    step: int
+    sharding: cutbce_ops.LossSharding | None = None
+
+    def __post_init__(self) -> None:
+        self._check_finite(is_usable(self.params))
+        self._largest = _largest_entries(self.params)
+
+    def rank(self, block: UserBlock, list_length: int) -> Ranked:
+        """See `Ranker`."""
+        history = block.history[:, -self.recipe.max_length :]
+        queries = _queries(self.params, history, self.recipe, self.sharding)
+        self._check_finite(_scores_are_finite(queries, self._largest))
+        padding_row = np.zeros((len(history), 1), np.int32)  # row 0 is never recommended
+        ranks, rows = _rank(
+            queries,
+            self.params["item_embeddings"],
+            self.params.get("output_bias"),
+            block.targets.astype(np.int32),
+            np.concatenate([padding_row, block.hidden.astype(np.int32)], axis=1),
+            list_length=list_length,
+            vocab_size=self.vocab_size,
+            sharding=self.sharding,
+        )
+        return Ranked(np.asarray(ranks).astype(np.int64), np.asarray(rows))
+
+    def _check_finite(self, is_finite: Array) -> None:
+        if not is_finite:
+            raise TrainingDivergedError(
+                f"step {self.step}: the parameters or the scores of the model are not finite, so "
+                "it cannot be evaluated; lower learning_rate or gradient_clip_norm."
+            )
+
+
+def make_query_function(
+    recipe: Recipe, sharding: cutbce_ops.LossSharding | None = None
+) -> QueryFunction:
+    """`queries(params, history [Q, S] int32) -> [Q, D] float32`: activation of the last item."""
+    encoder = encoder_graph(recipe)
+
+    def queries(params: dict, history: Array) -> Array:
+        vectors = take_rows(params["item_embeddings"], history, sharding)
+        return sasrec.encode(encoder, params, vectors, history > 0)[:, -1].astype(jnp.float32)
+
+    return queries
+
+
+@jax.jit(static_argnames=("recipe", "sharding"))
+def _queries(
+    params: dict, history: Array, recipe: Recipe, sharding: cutbce_ops.LossSharding | None
+) -> Array:
+    return make_query_function(recipe, sharding)(params, history)
+
+
+@jax.jit(static_argnames=("list_length", "vocab_size", "sharding"))
+def _rank(queries, embeddings, bias, targets, exclude, *, list_length, vocab_size, sharding):
+    options = {
+        "bias": bias,
+        "exclude": exclude,
+        "vocab_size": vocab_size,
+        "sharding": sharding,
+    }
+    ranks = cutbce_ops.cut_target_ranks(queries, embeddings, targets, **options)
+    if list_length == 0:
+        return ranks, jnp.empty((queries.shape[0], 0), jnp.int32)
+    return ranks, cutbce_ops.cut_top_k(queries, embeddings, list_length, **options)[1]
+
+
+@jax.jit
+def _largest_entries(params: dict) -> tuple[Array, Array]:
+    bias = params.get("output_bias", jnp.zeros(1))
+    return jnp.abs(params["item_embeddings"]).max(), jnp.abs(bias).max()
+
+
+@jax.jit
+def _scores_are_finite(queries: Array, largest: tuple[Array, Array]) -> Array:
+    # A bound on every score: a NaN has no rank, and would count as ranked before everything.
+    embedding, bias = largest
+    return jnp.isfinite(jnp.abs(queries).sum(-1).max() * embedding + bias)

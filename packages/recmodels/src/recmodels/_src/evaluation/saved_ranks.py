@@ -1,0 +1,96 @@
+"""Ranks of every user's held-out items, kept with the run for comparisons."""
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import polars as pl
+
+from recmodels._src.atomic import atomic_file
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.train.run_directory import installed_version
+
+_KEY = "recmodels"  # of the file's own metadata
+_FOLDER = "ranks"
+
+
+@dataclasses.dataclass(frozen=True)
+class UserRanks:
+    """Where a ranking has the held-out items of each user."""
+
+    user: np.ndarray
+    """`[U]` int64 number of the user in the store."""
+    targets: np.ndarray
+    """`[U, L]` int32 distinct held-out rows, -1 on padding."""
+    ranks: np.ndarray
+    """`[U, L]` int64 0-based rank of each, -1 on padding."""
+
+
+def ranks_path(run_dir: Path, part: str, hide_seen: bool) -> Path:
+    """Parquet file of the ranks in a run directory, one for each way to evaluate it."""
+    return run_dir / _FOLDER / f"{part}-{'hidden' if hide_seen else 'shown'}.parquet"
+
+
+def ranks_identity(params: dict, store: SequenceStore) -> dict[str, Any]:
+    """What the ranks of a run depend on, apart from its settings, which never change.
+
+    Args:
+        params: arrays of the model.
+        store: the sequences.
+    """
+    sha = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        sha.update(np.ascontiguousarray(leaf).data)
+    return {
+        "params": sha.hexdigest(),
+        "store": store.digest,
+        "version": installed_version("recmodels"),
+    }
+
+
+def save_ranks(
+    path: Path, found: UserRanks, store: SequenceStore, identity: dict[str, Any]
+) -> None:
+    """Writes ranks with user ids; a folder that cannot be written to gives a warning only.
+
+    Args:
+        path: result of `ranks_path`.
+        found: the ranks.
+        store: gives the ids.
+        identity: result of `ranks_identity`.
+    """
+    table = pl.DataFrame(
+        {
+            "user": found.user,
+            "user_id": store.user_ids()[found.user],
+            "targets": found.targets,
+            "ranks": found.ranks,
+        }
+    )
+    try:
+        with atomic_file(path, overwrite=True) as temporary:
+            table.write_parquet(temporary, metadata={_KEY: json.dumps(identity)})
+    except OSError as error:
+        # The run may be somebody else's; what was measured is not lost with the copy of it.
+        warnings.warn(f"ranks are not kept: {error}", stacklevel=2)
+
+
+def read_ranks(path: Path, identity: dict[str, Any]) -> UserRanks | None:
+    """Ranks of exactly this model on this store; None if there are none, or only of another.
+
+    Args:
+        path: result of `ranks_path`.
+        identity: result of `ranks_identity`.
+    """
+    try:
+        if pl.read_parquet_metadata(path).get(_KEY) != json.dumps(identity):
+            return None
+        table = pl.read_parquet(path)
+        return UserRanks(*(table[name].to_numpy() for name in ("user", "targets", "ranks")))
+    except (OSError, pl.exceptions.PolarsError):
+        return None  # a damaged copy is made again
