@@ -66,30 +66,31 @@ def cosine_neighbors(has: sparse.csr_matrix, num_neighbors: int) -> sparse.csr_m
     Returns:
         `[V, V]` float32 cosines, none of an item with itself.
     """
-    num_users = np.maximum(np.asarray(has.sum(0)).ravel(), 1)
-    scale = sparse.diags_array(1 / np.sqrt(num_users)).astype(np.float32)
-    columns = sparse.csr_matrix(has @ scale)
-    rows = sparse.csr_matrix(columns.T)
+    num_users = np.maximum(np.asarray(has.sum(0), np.float64).ravel(), 1)
+    rows = sparse.csr_matrix(has.T)
     # Multiplications of each row of the product: the items of all users that have the item.
     products = np.cumsum(has.T @ np.asarray(has.sum(1), np.float64).ravel())
     blocks, begin = [], 0
     while begin < len(num_users):
         done = products[begin - 1] if begin else 0
         stop = max(begin + 1, int(np.searchsorted(products, done + _PRODUCTS)))
-        cosines = sparse.csr_matrix(rows[begin:stop] @ columns)
-        blocks.append(_largest(cosines, begin, num_neighbors))
+        together = sparse.csr_matrix(rows[begin:stop] @ has)
+        blocks.append(_most_similar(together, num_users, begin, num_neighbors))
         begin = stop
     return sparse.csr_matrix(sparse.vstack(blocks))
 
 
-def _largest(cosines: sparse.csr_matrix, first_row: int, num: int) -> sparse.csr_matrix:
-    """The `num` largest entries of each row, without the one at its own column."""
-    row = np.repeat(np.arange(len(cosines.indptr) - 1), np.diff(cosines.indptr))
-    other = cosines.indices != row + first_row
-    row, column, value = row[other], cosines.indices[other], cosines.data[other]
-    best_first = np.lexsort((column, -value, row))
-    row, column, value = row[best_first], column[best_first], value[best_first]
+def _most_similar(
+    together: sparse.csr_matrix, num_users: np.ndarray, first_row: int, num: int
+) -> sparse.csr_matrix:
+    """Cosines of the `num` most similar items of each row, without the row's own."""
+    row = np.repeat(np.arange(len(together.indptr) - 1), np.diff(together.indptr))
+    other = together.indices != row + first_row
+    row, column, count = row[other], together.indices[other], together.data[other]
+    # A quotient of integers is rounded once: what is equally similar compares as equal.
+    square = count.astype(np.float64) ** 2 / num_users[column]
+    best_first = np.lexsort((column, -square, row))
     place = np.arange(len(row)) - np.searchsorted(row, row)
-    kept = place < num
-    entries = (value[kept], (row[kept], column[kept]))
-    return sparse.csr_matrix(entries, shape=cosines.shape)
+    kept = best_first[place < num]
+    cosines = np.sqrt(square[kept] / num_users[first_row + row[kept]]).astype(np.float32)
+    return sparse.csr_matrix((cosines, (row[kept], column[kept])), shape=together.shape)
