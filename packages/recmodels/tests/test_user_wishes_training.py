@@ -15,7 +15,7 @@ from train_cases import NUM_ITEMS, chain_store, finished_run, small_recipe
 from recmodels import evaluate
 from recmodels._src.bundle import write_bundle
 from recmodels._src.evaluate import evaluate_params
-from recmodels._src.models import sasrec
+from recmodels._src.models.registry import make_model
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.step import initial_state, make_train_step
 
@@ -96,11 +96,12 @@ def test_point_7_batch_without_targets_gives_loss_0_and_moves_nothing_to_nan():
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_point_7_fully_padded_history_is_finite_forward_and_backward(compute_dtype):
     recipe = small_recipe(num_layers=2, compute_dtype=compute_dtype)
-    encoder, params = sasrec.build(recipe, NUM_ITEMS + 1)
+    model = make_model(recipe)
+    params = model.build(NUM_ITEMS + 1)
     vectors, mask = jnp.zeros((2, 8, 8)), jnp.zeros((2, 8), bool).at[1, 7].set(True)
 
     def total(params, vectors, key):
-        output = sasrec.encode(encoder, params, vectors, mask, key).astype(jnp.float32)
+        output = model.encoder(params)(vectors, mask, key).astype(jnp.float32)
         return (output**2).sum()
 
     for key in (None, jax.random.key(0)):

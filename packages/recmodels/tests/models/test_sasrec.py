@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from train_cases import small_recipe
 
-from recmodels._src.models import sasrec
+from recmodels._src.models.registry import make_model
 from recmodels._src.train.step import initial_state
 
 VOCAB = 30
@@ -13,16 +13,17 @@ VOCAB = 30
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def model(request):
     recipe = small_recipe(num_layers=2, compute_dtype=request.param)
-    encoder, params = sasrec.build(recipe, VOCAB)
+    params = make_model(recipe).build(VOCAB)
     # Weights of the size of a trained model: at 0.02 a leak would drown in rounding.
     params = jax.tree.map(lambda leaf: leaf * 10 if leaf.ndim > 1 else leaf, params)
-    return encoder, params
+    return recipe, params
 
 
 def _encode(model, history, dropout_key=None, table=None):
-    encoder, params = model
+    recipe, params = model
     table = params["item_embeddings"] if table is None else table
-    output = sasrec.encode(encoder, params, table[history], history > 0, dropout_key)
+    encoder = make_model(recipe).encoder(params)
+    output = encoder(table[history], history > 0, dropout_key)
     return np.asarray(output.astype(jnp.float32))
 
 
@@ -62,14 +63,14 @@ def test_dropout_only_with_a_key(model):
 
 def test_number_of_weights():
     recipe = small_recipe(hidden_dim=8, num_layers=2, max_length=8)
-    params = sasrec.build(recipe, VOCAB).params
+    params = make_model(recipe).build(VOCAB)
     norm, attention, mlp = 2 * 8, (8 * 24 + 24) + (8 * 8 + 8), (8 * 32 + 32) + (32 * 8 + 8)
     expected = VOCAB * 8 + VOCAB + 8 * 8 + 2 * (2 * norm + attention + mlp) + norm
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
 
 
 def test_without_output_bias_there_is_none():
-    assert "output_bias" not in sasrec.build(small_recipe(output_bias=False), VOCAB).params
+    assert "output_bias" not in make_model(small_recipe(output_bias=False)).build(VOCAB)
 
 
 def test_fresh_model_predicts_the_popularity_prior():
@@ -81,5 +82,5 @@ def test_fresh_model_predicts_the_popularity_prior():
     np.testing.assert_allclose(predicted[2:5], [0.5, 0.2, 0.2], rtol=1e-5)
     np.testing.assert_allclose(predicted[[0, 5]], 0.01, rtol=1e-5)
     history = np.array([[0, 0, 1, 2, 3, 4, 1, 2]])
-    logits = _encode(sasrec.build(recipe, 6), history)[0, -1] @ state.params["item_embeddings"].T
+    logits = _encode((recipe, make_model(recipe).build(6)), history)[0, -1] @ state.params["item_embeddings"].T
     assert np.abs(logits).max() < 0.3  # what the encoder adds before training

@@ -11,9 +11,14 @@ import optax
 import pytest
 from train_cases import NUM_ITEMS, small_recipe
 
-from recmodels._src.models import sasrec
-from recmodels._src.train.optimizer import decayed, learning_rate, make_optimizer
-from recmodels._src.train.step import encoder_graph, initial_state, make_train_step
+from recmodels._src.models.registry import make_model
+from recmodels._src.train.optimizer import (
+    decayed,
+    learning_rate,
+    make_optimizer,
+    scale_by_rowwise_adagrad,
+)
+from recmodels._src.train.step import initial_state, make_train_step
 
 VOCAB = NUM_ITEMS + 1
 
@@ -39,12 +44,12 @@ def _step(recipe, state, history, targets, capacity=None):
 
 def _dense_step(recipe, state, history, targets):
     """The same step from textbook parts: dense labels, plain autodiff through the table."""
-    encoder = encoder_graph(recipe)
+    model = make_model(recipe)
 
     def objective(params):
         vectors = params["item_embeddings"][history]
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        activations = sasrec.encode(encoder, params, vectors, history > 0, key)
+        activations = model.encoder(params)(vectors, history > 0, key)
         logits = activations @ params["item_embeddings"].T + params["output_bias"]
         labels = (targets[..., None] == jnp.arange(VOCAB)).any(-2)
         per_position = optax.sigmoid_binary_cross_entropy(logits, labels).sum(-1)
@@ -147,3 +152,62 @@ def test_eight_devices_equal_one():
     code = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(code, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    recipe = small_recipe(dropout=0.0)
+    history, targets = _batch()
+    state = initial_state(recipe, _counts())
+    whole, expected = _step(recipe, state, history, targets)
+    parts, metrics = _step(recipe.override(accumulate_steps=4), state, history, targets)
+    np.testing.assert_allclose(metrics.loss, expected.loss, rtol=1e-6)
+    np.testing.assert_allclose(metrics.gradient_norm, expected.gradient_norm, rtol=1e-5)
+    for got, want in zip(jax.tree.leaves(parts.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_average_of_the_weights():
+    recipe = small_recipe(ema_decay=0.5)
+    state = initial_state(recipe, _counts())
+    assert state.result is state.average
+    expected = jax.tree.map(np.asarray, state.params)
+    for number in range(12):
+        state, _ = _step(recipe, state, *_batch(seed=number))
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = jax.tree.map(
+            lambda old, new, decay=decay: decay * old + (1 - decay) * np.asarray(new),
+            expected,
+            state.params,
+        )
+    for got, want in zip(jax.tree.leaves(state.average), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    assert initial_state(small_recipe(), _counts()).average is None
+
+
+@pytest.mark.parametrize(("name", "most"), [("adafactor", VOCAB + 8 + 8), ("rowwise-adagrad", VOCAB)])
+def test_table_optimizers_keep_less_and_learn(name, most):
+    recipe = small_recipe(table_optimizer=name, dropout=0.0, learning_rate=0.05)
+    state = initial_state(recipe, _counts())
+    leaves = jax.tree_util.tree_leaves_with_path(state.optimizer)
+    of_table = [leaf for path, leaf in leaves if "item_embeddings" in jax.tree_util.keystr(path)]
+    assert 0 < sum(leaf.size for leaf in of_table) <= most  # AdamW keeps 2 * VOCAB * 8
+    first = state.params
+    history, targets = _batch()
+    step = jax.jit(make_train_step(recipe))
+    losses = []
+    for _ in range(20):
+        state, metrics = step(state, history, targets)
+        losses.append(float(metrics.loss))
+    assert losses[-1] < 0.9 * losses[0]
+    moved = np.abs(state.params["item_embeddings"] - first["item_embeddings"]).max(1)
+    assert (moved[1:] > 0).all()
+
+
+def test_rowwise_adagrad_by_hand():
+    scale = scale_by_rowwise_adagrad()
+    gradients = [jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.array([[1.0, 1.0], [2.0, 0.0]])]
+    state = scale.init(gradients[0])
+    first, state = scale.update(gradients[0], state)
+    second, state = scale.update(gradients[1], state)
+    np.testing.assert_allclose(first, [[3 / 12.5**0.5, 4 / 12.5**0.5], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(second, [[13.5**-0.5] * 2, [2**0.5, 0]], rtol=1e-6)

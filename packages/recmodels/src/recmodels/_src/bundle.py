@@ -17,9 +17,8 @@ from jax import Array
 
 from recmodels._src.atomic import atomic_folder
 from recmodels._src.data.store import SequenceStore
-from recmodels._src.models import sasrec
+from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
-from recmodels._src.train.step import encoder_graph
 
 FORMAT, VERSION = "cutbce-bundle", 1
 PLATFORMS = ("cpu", "tpu", "cuda")
@@ -43,7 +42,7 @@ def write_bundle(
     Args:
         path: folder to write.
         recipe: how the model was trained.
-        params: arrays of the model, see `sasrec.build`.
+        params: arrays of the model, see `SequenceModel`.
         store: gives ids, counts and the users' histories.
         step: training steps of the model.
         overwrite: whether an existing folder is replaced.
@@ -69,7 +68,7 @@ def item_vectors(params: dict, vocab_size: int) -> np.ndarray:
     """`[V, Dq]` float32 vectors whose dot products with queries are scores; row 0 is zero.
 
     Args:
-        params: arrays of the model, see `sasrec.build`.
+        params: arrays of the model, see `SequenceModel`.
         vocab_size: V, the table rows in use.
     """
     vectors = np.array(params["item_embeddings"], np.float32)[:vocab_size]
@@ -86,14 +85,14 @@ def export_query_encoder(recipe: Recipe, params: dict, vector_dim: int) -> jax.e
     It maps `history_vectors` `[b, N, Dq]` float32 (rows of `item_vectors`, most recent last) and
     `history_mask` `[b, N]` bool (False on padding) to queries `[b, Dq]` float32.
     """
-    graph = encoder_graph(recipe)
+    model = make_model(recipe)
     constants = {"encoder": jax.tree.map(np.asarray, params["encoder"])}
 
     def query(history_vectors: Array, history_mask: Array) -> Array:
         vectors = history_vectors[..., : recipe.hidden_dim]
-        activation = sasrec.encode(graph, constants, vectors, history_mask)[:, -1]
-        extra = jnp.ones((activation.shape[0], vector_dim - recipe.hidden_dim), jnp.float32)
-        return jnp.concatenate([activation.astype(jnp.float32), extra], axis=1)
+        queries = model.queries(constants, vectors, history_mask)
+        extra = jnp.ones((queries.shape[0], vector_dim - recipe.hidden_dim), jnp.float32)
+        return jnp.concatenate([queries, extra], axis=1)
 
     (batch,) = jax.export.symbolic_shape("b")
     shape = (batch, recipe.max_length)

@@ -27,7 +27,9 @@ def evaluate(
     baselines: Baselines = "all",
     progress: bool = True,
 ) -> Evaluation:
-    """Evaluates the newest checkpoint of a run, and keeps every user's ranks in the run directory.
+    """Evaluates a run at the checkpoint that its recipe's `selection` chooses.
+
+    Every user's ranks are kept in the run directory, as `ranks/test-hidden.parquet` or the like.
 
     Args:
         run_dir: folder written by `train`.
@@ -89,7 +91,7 @@ def evaluate_params(
     """Evaluates given parameters; see `evaluate`.
 
     Args:
-        params: arrays of the model, see `sasrec.build`.
+        params: arrays of the model, see `SequenceModel`.
         recipe: how they were trained.
         store: the sequences.
         part: held-out part.

@@ -11,10 +11,10 @@ from jax import Array
 import cutbce_ops
 from recmodels._src.errors import TrainingDivergedError
 from recmodels._src.evaluation.blocks import Ranked, UserBlock
-from recmodels._src.models import sasrec
+from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.sharded import take_rows
-from recmodels._src.train.step import encoder_graph, is_usable
+from recmodels._src.train.step import is_usable
 
 QueryFunction = Callable[[dict, Array], Array]
 
@@ -24,7 +24,7 @@ class ModelRanker:
     """Ranks by the dot products of a query and all item vectors; equal scores by lower row.
 
     Args:
-        params: arrays of the model, see `sasrec.build`.
+        params: arrays of the model, see `SequenceModel`.
         recipe: how they were trained.
         vocab_size: table rows in use.
         step: training steps of the parameters, for messages.
@@ -73,12 +73,12 @@ class ModelRanker:
 def make_query_function(
     recipe: Recipe, sharding: cutbce_ops.LossSharding | None = None
 ) -> QueryFunction:
-    """`queries(params, history [Q, S] int32) -> [Q, D] float32`: activation of the last item."""
-    encoder = encoder_graph(recipe)
+    """`queries(params, history [Q, N] int32) -> [Q, D] float32`, the vectors that score items."""
+    model = make_model(recipe)
 
     def queries(params: dict, history: Array) -> Array:
         vectors = take_rows(params["item_embeddings"], history, sharding)
-        return sasrec.encode(encoder, params, vectors, history > 0)[:, -1].astype(jnp.float32)
+        return model.queries(params, vectors, history > 0)
 
     return queries
 

@@ -6,12 +6,12 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax import Array
 
 import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
-from recmodels._src.models import sasrec
+from recmodels._src.models.base import popularity_bias
+from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.losses import gradient_scale, make_loss
 from recmodels._src.train.optimizer import make_optimizer
@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
     """Everything a step changes."""
 
     step: Array  # steps done; also seeds the dropout of the next one
-    params: dict  # arrays of the model, see `sasrec.build`
+    params: dict  # arrays of the model, see `SequenceModel`
     optimizer: optax.OptState  # moments and schedule step
     average: dict | None = None  # running average of the parameters; None without `ema_decay`
 
@@ -58,13 +58,13 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
     """
     vocab_size = item_counts.shape[0]
     num_unused = 0 if num_rows is None else num_rows - vocab_size
-    _, params = sasrec.build(recipe, vocab_size + num_unused)
+    params = make_model(recipe).build(vocab_size + num_unused)
     if num_unused:
         table = params["item_embeddings"]
         is_used = jnp.arange(table.shape[0]) < vocab_size
         params["item_embeddings"] = jnp.where(is_used[:, None], table, 0)
     if recipe.output_bias:
-        bias = sasrec.popularity_bias(item_counts, recipe.num_targets)
+        bias = popularity_bias(item_counts, recipe.num_targets)
         params["output_bias"] = jnp.pad(bias, (0, num_unused))
     # A copy: the step is given both to reuse, and one buffer cannot be given twice.
     average = jax.tree.map(jnp.copy, params) if recipe.ema_decay else None
@@ -76,12 +76,6 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
 def is_usable(params: dict) -> Array:
     """`[]` bool: False once the squared norm overflows float32 or is NaN, so no model is left."""
     return jnp.isfinite(optax.tree.norm(params))
-
-
-def encoder_graph(recipe: Recipe) -> "nnx.GraphDef[sasrec.HistoryEncoder]":
-    """Static part of the recipe's encoder, made without allocating any array."""
-    model = nnx.eval_shape(lambda: sasrec.HistoryEncoder(recipe, nnx.Rngs(0)))
-    return nnx.split(model)[0]
 
 
 def make_train_step(
@@ -108,35 +102,34 @@ def make_train_step(
         sharding: how positions and table are spread over a mesh; None on one device. With a mesh
             `capacity` must be None, since compaction would move positions between devices.
     """
-    encoder = encoder_graph(recipe)
+    model = make_model(recipe)
     optimizer = make_optimizer(recipe)
 
     def rows_in_use(params):
         return params["item_embeddings"].shape[0] if vocab_size is None else vocab_size
 
-    def objective(params, history_vectors, history, targets, capacity, key):
-        activations = sasrec.encode(
-            encoder,
-            params,
-            history_vectors,
-            history > 0,
-            key,
-            recompute=rows_in_use(params) >= RECOMPUTE_FROM_ROWS,
+    def objective(params, vectors, batch, capacity, key):
+        recompute = rows_in_use(params) >= RECOMPUTE_FROM_ROWS
+        activations = model.training_activations(params, batch, vectors, key, recompute=recompute)
+        activations, targets, weights = _positions_with_targets(
+            activations, batch.targets, capacity
         )
-        activations, targets, weights = _positions_with_targets(activations, targets, capacity)
         loss = make_loss(recipe, vocab_size=rows_in_use(params), sharding=sharding)
         loss_key = jax.random.fold_in(key, 1)
         return loss(params, activations, targets, weights, loss_key), weights.sum()
 
     def gradients_of(params, history, targets, capacity, key):
-        vectors = take_rows(params["item_embeddings"], history, sharding)
+        batch = model.training_batch(history, targets, jax.random.fold_in(key, 2))
+        vectors = take_rows(params["item_embeddings"], batch.rows, sharding)
+        if capacity is not None:
+            capacity = model.loss_capacity(capacity, len(history))
         (loss, weight), (gradients, d_vectors) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
-        )(params, vectors, history, targets, capacity, key)
+        )(params, vectors, batch, capacity, key)
         # Adding the rows read by the histories to the finished table gradient keeps one [V, D]
         # buffer; differentiating through the gather would make a second one.
         gradients["item_embeddings"] = add_rows(
-            gradients["item_embeddings"], history, d_vectors, sharding
+            gradients["item_embeddings"], batch.rows, d_vectors, sharding
         )
         return loss, weight, gradients
 
@@ -189,11 +182,11 @@ def _split(batch: Array, num_parts: int) -> Array:
 def _positions_with_targets(
     activations: Array, targets: Array, capacity: int | None
 ) -> tuple[Array, Array, Array]:
-    """Positions flattened to T = B*S, or compacted to the `capacity` first ones with a target."""
+    """Positions flattened to T = B*P, or compacted to the `capacity` first ones with a target."""
     activations = activations.reshape(-1, activations.shape[-1])
     targets = targets.reshape(-1, targets.shape[-1])
     has_target = (targets != PAD_TARGET).any(-1)
-    if capacity is None:
+    if capacity is None or capacity >= has_target.size:
         return activations, targets, has_target.astype(jnp.float32)
     chosen = jnp.nonzero(has_target, size=capacity, fill_value=has_target.size)[0]
     return (

@@ -1,0 +1,114 @@
+"""Layers that all models share: the transformer block, dropout by given bits, initial values."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from recmodels._src.recipe import Recipe
+
+_INITIAL_SCALE = 0.02  # GPT-2's standard deviation for weights and tables
+_MASKED = -1e30  # score of an invisible position; far below any real one, and finite
+
+
+class Block(nnx.Module):
+    """Transformer block: attention, then a wider MLP, each added to the residual stream.
+
+    Dropout acts on what each half adds to the residual stream. Attention weights are not dropped:
+    that would draw S*S numbers per head, more than everything else in the block.
+    """
+
+    def __init__(self, recipe: Recipe, rngs: nnx.Rngs) -> None:
+        dim = recipe.hidden_dim
+        self.num_heads = recipe.num_heads
+        self.dropout = recipe.dropout
+        self.attention_norm = norm(recipe, rngs)
+        self.qkv = _linear(recipe, dim, 3 * dim, rngs)
+        self.attention_out = _linear(recipe, dim, dim, rngs, residual=True)
+        self.mlp_norm = norm(recipe, rngs)
+        self.mlp_in = _linear(recipe, dim, 4 * dim, rngs)
+        self.mlp_out = _linear(recipe, 4 * dim, dim, rngs, residual=True)
+
+    def __call__(
+        self,
+        stream: Array,
+        visible: Array,
+        keep: tuple[Array | None, Array | None],
+    ) -> Array:
+        """Adds attention over the visible positions and the MLP to the residual stream.
+
+        Args:
+            stream: `[B * S, D]`. Without a batch axis, since XLA runs products of three-dimensional
+                arrays at half the speed on a CPU.
+            visible: `[B, 1, S or 1, S]` bool, which positions each position attends to.
+            keep: `[B * S, D]` bool for each half, what dropout keeps; None keeps everything.
+        """
+
+        def attend(values: Array) -> Array:
+            return self._attend(values, visible)
+
+        stream = self._add(stream, attend, self.attention_norm, keep[0])
+        return self._add(stream, self._widen, self.mlp_norm, keep[1])
+
+    def _add(
+        self,
+        stream: Array,
+        half: Callable[[Array], Array],
+        half_norm: nnx.LayerNorm,
+        keep: Array | None,
+    ) -> Array:
+        return stream + dropped(half(half_norm(stream)), self.dropout, keep)
+
+    def _attend(self, values: Array, visible: Array) -> Array:
+        num_positions, dim = values.shape
+        heads = (visible.shape[0], -1, 3, self.num_heads, dim // self.num_heads)
+        query, key, value = jnp.unstack(self.qkv(values).reshape(heads), axis=2)
+        attended = _attention(query, key, value, visible)
+        return self.attention_out(attended.reshape(num_positions, dim))
+
+    def _widen(self, values: Array) -> Array:
+        return self.mlp_out(jax.nn.gelu(self.mlp_in(values)))
+
+
+def dropped(values: Array, rate: float, keep: Array | None) -> Array:
+    """Dropout with given bits: zero where `keep` is False, the rest scaled up; None keeps all."""
+    return values if keep is None else jnp.where(keep, values / (1 - rate), 0)
+
+
+def random_table(rngs: nnx.Rngs, *shape: int) -> Array:
+    """Initial float32 values of a table, of the scale that GPT-2 starts with."""
+    return _INITIAL_SCALE * jax.random.normal(rngs.params(), shape)
+
+
+def norm(recipe: Recipe, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer norm over `hidden_dim` in the recipe's compute type."""
+    return nnx.LayerNorm(recipe.hidden_dim, dtype=jnp.dtype(recipe.compute_dtype), rngs=rngs)
+
+
+def _linear(
+    recipe: Recipe, in_dim: int, out_dim: int, rngs: nnx.Rngs, *, residual: bool = False
+) -> nnx.Linear:
+    # GPT-2 starts smaller what is added to the stream, so that depth does not grow its variance.
+    scale = _INITIAL_SCALE / (2 * recipe.num_layers) ** 0.5 if residual else _INITIAL_SCALE
+    return nnx.Linear(
+        in_dim,
+        out_dim,
+        dtype=jnp.dtype(recipe.compute_dtype),
+        kernel_init=nnx.initializers.normal(scale),
+        rngs=rngs,
+    )
+
+
+def _attention(query: Array, key: Array, value: Array, visible: Array) -> Array:
+    # Scores, mask and softmax in float32; the mask is finite, so a position that sees nothing gets
+    # the mean of the values and finite gradients instead of 0/0. Dividing after the second product
+    # saves passes over the scores.
+    scale = query.shape[-1] ** -0.5
+    scores = jnp.einsum("bqhk,bshk->bhqs", query * scale, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible, scores, _MASKED)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    total = jnp.moveaxis(weights.sum(axis=-1), 1, 2)[..., None]
+    weighted = jnp.einsum("bhqs,bshk->bqhk", weights.astype(value.dtype), value)
+    return weighted / total.astype(value.dtype)
