@@ -17,8 +17,11 @@ from recmodels._src.errors import TrainingInterruptedError as TrainingInterrupte
 from recmodels._src.errors import UserError as UserError
 from recmodels._src.evaluate import Evaluation as Evaluation
 from recmodels._src.evaluate import evaluate as evaluate
-from recmodels._src.plan import PlanReport as PlanReport
 from recmodels._src.plan import plan as plan
+from recmodels._src.plan import plan_largest_batch as plan_largest_batch
+from recmodels._src.plan import plan_sweep as plan_sweep
+from recmodels._src.plan_report import PlanReport as PlanReport
+from recmodels._src.plan_report import PlanSweep as PlanSweep
 from recmodels._src.recipe import RECIPES as RECIPES
 from recmodels._src.recipe import Recipe as Recipe
 from recmodels._src.recipe import get_recipe as get_recipe

@@ -8,7 +8,6 @@ from train_cases import finished_run, small_recipe
 
 from recmodels import UserError, evaluate, train
 from recmodels._src.cli import main
-from recmodels._src.train.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -81,19 +80,28 @@ def test_checkpoint(run_dir, file, damage):
     path.unlink()
     if damage == "cut":
         path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(
-        UserError, match=r"checkpoints/60 is damaged .*continue from step 56"
-    ) as caught:
-        evaluate(run_dir, progress=False)
-    assert "\n" not in str(caught.value)
-    shutil.rmtree(run_dir / "checkpoints" / "60")
-    assert int(RunDirectory.open(run_dir).restore().step) == 56
+    with pytest.warns(UserWarning, match=r"checkpoints/60 is damaged .*step 56 is taken"):
+        assert evaluate(run_dir, progress=False).step == 56
+    assert (run_dir / "checkpoints" / "60").exists()  # a reader removes nothing
 
 
-def test_data_position(run_dir):
+def test_training_goes_on_from_the_checkpoint_before(run_dir):
     (run_dir / "summary.json").unlink()
     (run_dir / "checkpoints" / "60" / "data" / "process_0-of-1.json").write_text("{")
-    with pytest.raises(UserError, match=r"checkpoints/60 is damaged .*continue from step 56"):
+    metrics = (run_dir / "metrics.jsonl").read_bytes()
+    with pytest.warns(UserWarning, match=r"checkpoints/60 is damaged .*step 56 is taken"):
+        result = _train(run_dir)
+    assert result.step == 60
+    assert not result.already_finished
+    assert (run_dir / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_readable_checkpoint(run_dir):
+    (run_dir / "summary.json").unlink()
+    for checkpoint in (run_dir / "checkpoints").iterdir():
+        (checkpoint / "state" / "_METADATA").unlink()
+    with pytest.raises(UserError, match=r"checkpoints/60 is damaged .*no other can be read"):
         _train(run_dir)
 
 

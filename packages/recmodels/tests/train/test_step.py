@@ -184,7 +184,9 @@ def test_average_of_the_weights():
     assert initial_state(small_recipe(), _counts()).average is None
 
 
-@pytest.mark.parametrize(("name", "most"), [("adafactor", VOCAB + 8 + 8), ("rowwise-adagrad", VOCAB)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("adafactor", VOCAB + 8 + 8), ("rowwise-adagrad", VOCAB)]
+)
 def test_table_optimizers_keep_less_and_learn(name, most):
     recipe = small_recipe(table_optimizer=name, dropout=0.0, learning_rate=0.05)
     state = initial_state(recipe, _counts())

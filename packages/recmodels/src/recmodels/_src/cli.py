@@ -14,7 +14,7 @@ from recmodels._src.data.cli import add_prepare_parser
 from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import evaluate
 from recmodels._src.evaluation.measure import Baselines
-from recmodels._src.plan import CompilerFailedError, plan
+from recmodels._src.plan import CompilerFailedError, plan, plan_largest_batch, plan_sweep
 from recmodels._src.recipe import RECIPES, Recipe, get_recipe
 from recmodels._src.train.loop import train
 from recmodels._src.train.run_directory import installed_version
@@ -199,16 +199,43 @@ def _add_plan(commands: Any) -> None:
     parser = _add_command(
         commands,
         _run_plan,
-        "estimate the memory of a training step on a TPU slice, without a TPU",
-        "  recmodels plan sasrec-yambda-50m --topology v6e:2x4 --num-items 876938",
+        "estimate memory and time of a training step on a TPU slice, without a TPU",
+        "  recmodels plan sasrec-yambda-50m --topology v6e:2x4\n"
+        "  recmodels plan sasrec-yambda-50m --topology v6e:2x4 --sweep batch\n"
+        "  recmodels plan sasrec-yambda-50m --topology v6e:2x4 --sweep max-length=256,512",
     )
     _add_recipe_options(parser, positional=True)
     parser.add_argument("--topology", required=True, metavar="SLICE", help="such as v6e:2x4")
-    parser.add_argument("--num-items", required=True, type=int, metavar="N", help="catalog size")
+    parser.add_argument(
+        "--num-items",
+        type=int,
+        metavar="N",
+        help="catalog size (default: that of the recipe's data set, if it has one)",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--sweep",
+        type=_sweep,
+        metavar="FIELD[=N,N]",
+        help="a table over batch or max-length; batch alone doubles it up to the largest that fits",
+    )
+    what.add_argument(
+        "--largest-batch",
+        action="store_true",
+        help="plan the largest batch that fits, to within an eighth",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _run_plan(parsed: argparse.Namespace) -> None:
-    print(plan(_chosen_recipe(parsed), topology=parsed.topology, num_items=parsed.num_items))
+    recipe = _chosen_recipe(parsed)
+    options: dict[str, Any] = {"topology": parsed.topology, "num_items": parsed.num_items}
+    if parsed.sweep is not None:
+        field, values = parsed.sweep
+        found = plan_sweep(recipe, **options, field=field, values=values)
+    else:
+        found = (plan_largest_batch if parsed.largest_batch else plan)(recipe, **options)
+    print(json.dumps(found.to_dict(), indent=2) if parsed.json else found)
 
 
 def _add_recipe_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
@@ -247,6 +274,17 @@ def _bool(text: str) -> bool:
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"must be true or false; got {text!r}")
     return text == "true"
+
+
+def _sweep(text: str) -> tuple[str, list[int] | None]:
+    name, has_values, values = text.partition("=")
+    fields = {"batch": "batch_size", "batch-size": "batch_size", "max-length": "max_length"}
+    try:
+        return fields[name], [int(value) for value in values.split(",")] if has_values else None
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"must be batch, batch=64,128 or max-length=128,256; got {text!r}"
+        ) from None
 
 
 def _ks(text: str) -> tuple[int, ...]:

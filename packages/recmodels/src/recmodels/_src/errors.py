@@ -1,4 +1,4 @@
-"""The exceptions of the package: a mistake of the caller, and a training that went wrong."""
+"""The exceptions of the package: a mistake of the caller, and training that ended early."""
 
 
 class UserError(ValueError):
@@ -11,3 +11,7 @@ class UserError(ValueError):
 
 class TrainingDivergedError(RuntimeError):
     """Loss, gradient, parameters or scores stopped being finite; the message names the step."""
+
+
+class TrainingInterruptedError(RuntimeError):
+    """Training stopped on SIGTERM, with a checkpoint; the same call continues it."""

@@ -14,6 +14,10 @@ Precision = Literal["default", "bfloat16", "highest"]
 TableLayout = Literal["auto", "replicated", "sharded"]
 LossName = Literal["cut-bce", "cut-softmax", "dense-bce", "sampled-bce", "gbce"]
 TableOptimizer = Literal["adamw", "adafactor", "rowwise-adagrad"]
+ModelName = Literal["sasrec", "bert4rec"]
+NormPlace = Literal["pre", "post"]
+Positions = Literal["learned", "rotary"]
+Activation = Literal["gelu", "relu"]
 Selection = Literal["last", "ndcg@8", "ndcg@10", "hit@8", "hit@10"]
 
 DATA_AXIS, MODEL_AXIS = "data", "model"
@@ -39,6 +43,13 @@ class Recipe:
     protocol: Protocol = field(
         metadata=_help("split: next-8 (many targets) or leave-one-out (one target)")
     )
+    model: ModelName = field(
+        default="sasrec",
+        metadata=_help(
+            "sasrec reads forwards and predicts after every position; bert4rec reads both ways and "
+            "predicts masked spans of num_targets positions"
+        ),
+    )
     num_targets: int = field(
         default=8, metadata=_help("items that each training position predicts")
     )
@@ -46,6 +57,37 @@ class Recipe:
     hidden_dim: int = field(default=64, metadata=_help("width of item vectors and blocks"))
     num_layers: int = field(default=2, metadata=_help("transformer blocks"))
     num_heads: int = field(default=2, metadata=_help("attention heads; divides hidden_dim"))
+    mlp_ratio: int = field(
+        default=4, metadata=_help("width of the inside of a block's MLP, in hidden_dim")
+    )
+    activation: Activation = field(
+        default="gelu", metadata=_help("activation inside a block's MLP")
+    )
+    norm: NormPlace = field(
+        default="pre",
+        metadata=_help(
+            "layer norm before each half of a block and after the last one, or after each half and "
+            "on the input, as published for BERT4Rec"
+        ),
+    )
+    positions: Positions = field(
+        default="learned",
+        metadata=_help("one learned vector per place, or rotations of queries and keys"),
+    )
+    tie_embeddings: bool = field(
+        default=True,
+        metadata=_help("score items with the vectors that histories are read with"),
+    )
+    mask_share: float = field(
+        default=0.2, metadata=_help("share of a window that bert4rec masks, in whole spans")
+    )
+    mask_end_share: float = field(
+        default=0.2,
+        metadata=_help(
+            "share of windows in which bert4rec masks the last span and nothing else, as in "
+            "evaluation"
+        ),
+    )
     dropout: float = field(
         default=0.2, metadata=_help("share of inputs and block outputs dropped in training")
     )
@@ -140,9 +182,7 @@ class Recipe:
     evaluate_every: int = field(
         default=500, metadata=_help("steps between evaluations on the dev part")
     )
-    checkpoint_every: int = field(
-        default=500, metadata=_help("steps between checkpoints; a multiple of log_every")
-    )
+    checkpoint_every: int = field(default=500, metadata=_help("steps between checkpoints"))
     keep_checkpoints: int = field(default=2, metadata=_help("checkpoints kept, the newest ones"))
 
     def __post_init__(self) -> None:
@@ -232,6 +272,9 @@ _RULES = (
     *((name, "at least 0", _not_negative) for name in ("warmup_steps", "weight_decay", "patience")),
     *((name, "at least 0 and below 1", _share) for name in ("dropout", "label_smoothing")),
     ("ema_decay", "at least 0 and below 1", _share),
+    ("mlp_ratio", "at least 1", _positive),
+    ("mask_share", "above 0 and below 1", lambda _, value: 0 < value < 1),
+    ("mask_end_share", "between 0 and 1", lambda _, value: 0 <= value <= 1),
     ("gbce_calibration", "between 0 and 1", lambda _, value: 0 <= value <= 1),
     ("seed", "between 0 and 2**32 - 1", lambda _, value: 0 <= value < 2**32),
     ("final_learning_rate_ratio", "between 0 and 1", lambda _, value: 0 <= value <= 1),
@@ -240,6 +283,11 @@ _RULES = (
         "num_heads",
         "a divisor of `hidden_dim` ({0.hidden_dim})",
         lambda recipe, value: recipe.hidden_dim % value == 0,
+    ),
+    (
+        "positions",
+        "learned for heads of odd width ({0.hidden_dim} / {0.num_heads})",
+        lambda recipe, value: value == "learned" or recipe.hidden_dim // recipe.num_heads % 2 == 0,
     ),
     (
         "accumulate_steps",
@@ -260,13 +308,6 @@ _RULES = (
         "patience",
         'used with a `selection` other than "last"',
         lambda recipe, value: not value or recipe.selection != "last",
-    ),
-    # A loss record is the mean over log_every steps: a checkpoint inside such a window would make
-    # the first record after a resume differ from that of an unbroken run.
-    (
-        "checkpoint_every",
-        "a multiple of `log_every` ({0.log_every})",
-        lambda recipe, value: value % recipe.log_every == 0,
     ),
 )
 

@@ -1,10 +1,13 @@
-"""Checkpoints of a training run: model, optimizer, step and data position, saved as one unit."""
+"""Checkpoints of a training run: model, optimizer, step, data position and open loss window."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grain
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from recmodels._src.atomic import writing
@@ -15,8 +18,9 @@ from recmodels._src.train.step import TrainState
 class Checkpoints:
     """The checkpoint folder of one run, through Orbax.
 
-    A checkpoint is written beside its final name and renamed when complete, so a process killed at
-    any moment leaves the previous one usable; the leftovers go when a writer opens the folder.
+    A checkpoint is written in the background, beside its final name, and renamed when complete, so
+    a process killed at any moment leaves the previous one usable; the leftovers go when a writer
+    opens the folder.
 
     Args:
         folder: the folder, made when absent.
@@ -25,55 +29,148 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int | None) -> None:
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            cleanup_tmp_directories=keep is not None,
-            # The step donates the state's buffers; a background writer could read the next step's.
-            enable_async_checkpointing=False,
-        )
+        self._keep = keep
+        options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=keep is not None)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._obsolete: list[int] = []
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, oldest first."""
+        self._finish_writing()
+        return sorted(self._manager.all_steps())
 
     @property
     def latest_step(self) -> int | None:
         """Step of the newest complete checkpoint, None without any."""
-        return self._manager.latest_step()
+        return self.steps[-1] if self.steps else None
 
-    def save(self, state: TrainState, data: Iterator[Any]) -> None:
-        """Saves the state and the position of the data iterator under the state's step."""
+    def save(
+        self,
+        state: TrainState,
+        data: Iterator[Any],
+        window_losses: Sequence[float],
+        best_step: int | None,
+    ) -> None:
+        """Starts to save under the state's step; returns once the arguments may change again.
+
+        Args:
+            state: the training state.
+            data: iterator over the batches; its position is saved.
+            window_losses: losses since the last loss record.
+            best_step: step of a checkpoint to keep beside the newest ones; None without any.
+
+        Raises:
+            OSError: the disk is full, found by this or by the previous save.
+        """
         step = int(state.step)
+        self._finish_writing()  # one at a time, and the next one may fail for the same reason
+        kept = [*self._manager.all_steps(), step]
+        kept = sorted(kept)[-self._keep :] if self._keep else kept
+        obsolete = set(self._manager.all_steps()) - {*kept, best_step}
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(data)
+            state=ocp.args.StandardSave(_detached(state)),
+            data=grain.checkpoint.CheckpointSave(data),
+            window=ocp.args.JsonSave({"losses": list(window_losses)}),
         )
         with writing(Path(self._manager.directory) / str(step)):
-            self._manager.save(step, args=args)
+            self._manager.save(step, args=args, force=True)
+        # Only after this one is complete: until then the older ones are all there is.
+        self._obsolete = sorted(obsolete)
 
-    def restore_state(self, like: TrainState) -> TrainState:
-        """The newest state in the shapes, dtypes and shardings of `like`."""
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-        return self._restore(args)["state"]
+    def restore(
+        self, like: TrainState, data: Iterator[Any] | None = None, *, step: int | None = None
+    ) -> tuple[TrainState, list[float]]:
+        """A state in the shapes, dtypes and shardings of `like`, and the losses of its open window.
 
-    def restore_data(self, data: Iterator[Any]) -> None:
-        """Moves the data iterator to the position saved with the newest state."""
-        args = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(data))
-        self._restore(args)
+        Where the newest checkpoint is damaged, a warning says so and the one before it is taken.
 
-    def _restore(self, args: ocp.args.Composite) -> Any:
+        Args:
+            like: `TrainState` of shapes.
+            data: iterator to move to the position saved with the state.
+            step: exactly this checkpoint; None takes the newest one that can be read. A writer
+                then removes those that cannot, since their steps will be saved again.
+
+        Raises:
+            UserError: there is none, or none can be read; or `step` cannot.
+        """
+        steps = self.steps if step is None else [step]
+        if not steps:
+            raise UserError(f"{self._manager.directory} has no complete checkpoint yet.")
+        damaged = []
+        for candidate in reversed(steps):
+            try:
+                restored = self._restore(candidate, like, data)
+            except _DamagedError as damage:
+                damaged.append((candidate, damage))
+                continue
+            self._leave_out(damaged, candidate)
+            return restored
+        newest, damage = damaged[0]
+        raise UserError(
+            f"checkpoint {self._manager.directory / str(newest)} is damaged ({damage}) and no "
+            "other can be read; remove the folder of the run to start from the beginning."
+        ) from damage
+
+    def close(self) -> None:
+        """Finishes what is being written and releases the manager's threads."""
+        try:
+            self._finish_writing()
+        finally:
+            self._manager.close()
+
+    def _finish_writing(self) -> None:
+        with writing(Path(self._manager.directory)):
+            self._manager.wait_until_finished()
+        for step in self._obsolete:
+            self._manager.delete(step)
+        self._obsolete = []
+
+    def _restore(
+        self, step: int, like: TrainState, data: Iterator[Any] | None
+    ) -> tuple[TrainState, list[float]]:
+        items: dict[str, Any] = {
+            "state": ocp.args.StandardRestore(like),
+            "window": ocp.args.JsonRestore(),
+        }
+        if data is not None:
+            items["data"] = grain.checkpoint.CheckpointRestore(data)
         try:
             # Orbax reports this one from many threads, with tracebacks beside the exception.
-            manifest = self._manager.directory / str(self.latest_step) / "state" / "manifest.ocdbt"
+            manifest = self._manager.directory / str(step) / "state" / "manifest.ocdbt"
             if not manifest.stat().length:
                 raise ValueError(f"{manifest.name} is empty")
-            return self._manager.restore(self.latest_step, args=args)
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            return restored["state"], [float(loss) for loss in restored["window"]["losses"]]
         # What a missing or cut file gives, by the file; other failures are no damage.
         except (ValueError, KeyError, TypeError, OSError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            *older, newest = sorted(self._manager.all_steps())
-            left = f"continue from step {older[-1]}" if older else "start from the beginning"
-            raise UserError(
-                f"checkpoint {self._manager.directory / str(newest)} is damaged ({reason}); "
-                f"remove that folder to {left}."
-            ) from error
+            raise _DamagedError(reason) from error
 
-    def close(self) -> None:
-        """Releases the manager's threads."""
-        self._manager.close()
+    def _leave_out(self, damaged: list[tuple[int, "_DamagedError"]], taken: int) -> None:
+        for step, damage in damaged:
+            warnings.warn(
+                f"checkpoint {self._manager.directory / str(step)} is damaged ({damage}); "
+                f"that of step {taken} is taken instead.",
+                stacklevel=3,
+            )
+            if self._keep is not None:
+                self._manager.delete(step)
+
+
+class _DamagedError(Exception):
+    """A checkpoint that cannot be read; the text says why."""
+
+
+def _detached(state: TrainState) -> TrainState:
+    """The state in memory of its own where saving would read from the memory of `state` itself.
+
+    The next step reuses the memory of the state. From an accelerator the values are copied before
+    `save` returns; on a CPU they are not, and the background writer would read the next step's.
+    """
+
+    def detached(leaf: jax.Array) -> jax.Array:
+        is_in_host_memory = all(device.platform == "cpu" for device in leaf.devices())
+        return jnp.copy(leaf) if is_in_host_memory else leaf
+
+    return jax.tree.map(detached, state)

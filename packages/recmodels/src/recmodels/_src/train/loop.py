@@ -19,13 +19,15 @@ from recmodels._src.data.pipeline import (
 )
 from recmodels._src.data.splits import PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
-from recmodels._src.errors import TrainingDivergedError
+from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe, get_recipe
 from recmodels._src.train.checkpoints import Checkpoints
+from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.run_directory import RunDirectory
+from recmodels._src.train.selection import DevSelection
 from recmodels._src.train.step import StepMetrics, TrainState, is_usable
 
 # A batch with more positions than this many standard deviations above the mean computes the loss
@@ -40,7 +42,7 @@ class TrainResult:
 
     run_dir: Path  # the run directory
     bundle: Path  # folder that `recserve build` reads
-    step: int  # training steps done
+    step: int  # training steps done; `test.step` is the one that was selected
     loss_curve: list[tuple[int, float]]  # (step, mean loss since the previous record)
     test: Evaluation  # model and popularity on the test part
     step_ms: float | None  # median wall time of a step in the process that finished the run
@@ -73,6 +75,7 @@ def train(
         UserError: unusable store or recipe, or `run_dir` holds something else.
         TrainingDivergedError: loss, parameters or scores are not finite; the message names the
             checkpoint that is kept.
+        TrainingInterruptedError: the process got SIGTERM; a checkpoint of that step was saved.
     """
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
@@ -100,12 +103,19 @@ def _train(
     checkpoints = run.checkpoints()
     try:
         counts = training_counts(store, run.recipe)
-        state = _start(run, placement, checkpoints, data, counts)
+        state, losses = _start(run, placement, checkpoints, data, counts)
         log = MetricsLog(run.path, int(state.step))
         try:
-            trainer = _Trainer(run, store, counts, placement, checkpoints, log, progress)
-            state, step_ms = trainer.fit(state, data)
-            _finish(run, store, placement, state, counts, log, step_ms, progress)
+            selection = DevSelection(run.recipe, read_metrics(run.path))
+            window = _LossWindow(checkpoints, losses)
+            with Interruption() as interruption:
+                trainer = _Trainer(
+                    run, store, counts, placement, checkpoints, log, selection, window,
+                    interruption, progress,
+                )  # fmt: skip
+                state, step_ms = trainer.fit(state, data)
+            state = _selected(state, selection, checkpoints, placement, run.recipe)
+            _finish(run, store, placement, state, counts, log, trainer.step, step_ms, progress)
         finally:
             log.close()
     finally:
@@ -122,30 +132,34 @@ class _Trainer:
     placement: Placement
     checkpoints: Checkpoints
     log: MetricsLog
+    selection: DevSelection
+    window: "_LossWindow"
+    interruption: Interruption
     progress: bool
+    step: int = 0  # steps done
 
     def fit(self, state: TrainState, data: Iterator[Any]) -> tuple[TrainState, float | None]:
         """Runs the remaining steps; returns the final state and the median step time."""
-        recipe, first = self.run.recipe, int(state.step)
+        recipe, self.step = self.run.recipe, int(state.step)
         step_function = self.placement.compile_step(recipe)
-        window = _LossWindow(self.checkpoints)
         usual = usual_capacity(training_window_lengths(self.store, recipe), recipe)
+        # Compaction would move positions between devices, and parts of a batch differ in length.
+        is_compacted = self.placement.mesh is None and recipe.accumulate_steps == 1
         speeds = []
-        steps = range(first + 1, recipe.num_steps + 1)
-        with self._bar(first) as bar:
-            for step in steps:
+        with self._bar(self.step) as bar:
+            while self.step < recipe.num_steps and not self.selection.is_out_of_patience:
                 batch = next(data)
-                # Compaction would move positions between devices: a mesh computes all of them.
-                capacity = None if self.placement.mesh else loss_capacity(batch["targets"], usual)
+                capacity = loss_capacity(batch["targets"], usual) if is_compacted else None
                 state, step_metrics = step_function(
                     state, batch["history"], batch["targets"], capacity
                 )
-                window.add(step, step_metrics)
+                self.step += 1
+                self.window.add(self.step, step_metrics)
                 bar.update()
-                if step % recipe.log_every == 0 or step == recipe.num_steps:
-                    speeds.append(self._record(step, window, bar))
-                if self._evaluate_and_save(step, state, data, window):
-                    window.restart_clock()
+                if self.step % recipe.log_every == 0 or self.step == recipe.num_steps:
+                    speeds.append(self._record(bar))
+                if self._evaluate_and_save(state, data):
+                    self.window.restart_clock()
         return state, statistics.median(speeds) if speeds else None
 
     def _bar(self, first: int) -> tqdm:
@@ -154,51 +168,60 @@ class _Trainer:
             initial=first, total=total, desc="train", unit="step", disable=not self.progress
         )
 
-    def _record(self, step: int, window: "_LossWindow", bar: tqdm) -> float:
-        loss, step_ms = window.finish()
-        self.log.write(step, "train", {"loss": loss})
-        self.log.write_board(step, "train", {"step_ms": step_ms})
+    def _record(self, bar: tqdm) -> float:
+        loss, step_ms = self.window.finish()
+        self.log.write(self.step, "train", {"loss": loss})
+        self.log.write_board(self.step, "train", {"step_ms": step_ms})
         bar.set_postfix(loss=f"{loss:.4g}")
         return step_ms
 
-    def _evaluate_and_save(
-        self, step: int, state: TrainState, data: Iterator[Any], window: "_LossWindow"
-    ) -> bool:
-        recipe = self.run.recipe
-        last = step == recipe.num_steps
-        evaluates = step % recipe.evaluate_every == 0 or last
-        saves = step % recipe.checkpoint_every == 0 or last
+    def _evaluate_and_save(self, state: TrainState, data: Iterator[Any]) -> bool:
+        recipe, is_stopping = self.run.recipe, self.interruption.requested
+        is_last = self.step == recipe.num_steps
+        evaluates = self.step % recipe.evaluate_every == 0 or is_last
+        saves = self.step % recipe.checkpoint_every == 0 or is_last or is_stopping
         if evaluates or saves:
             # The loss of a step is that before its update, so the update is checked by itself.
-            window.read_pending()
+            self.window.read_pending()
             if not is_usable(state.params):
-                raise _diverged(step, "the parameters are not finite", self.checkpoints)
+                raise _diverged(self.step, "the parameters are not finite", self.checkpoints)
         if evaluates:
-            dev = evaluate_params(
-                state.params,
-                recipe,
-                self.store,
-                part="dev",
-                step=step,
-                hide_seen=recipe.hide_seen,
-                item_counts=self.counts,
-                sharding=self.placement.loss_sharding,
-                progress=False,
-            )
-            self.log.write(step, "dev", dev.model)
+            is_best = self.selection.add(self.step, self._evaluate(state))
+            saves = saves or is_best or self.selection.is_out_of_patience
         if saves:
             # Records first: a checkpoint whose records are missing would lose them for good.
             self.log.sync()
-            self.checkpoints.save(state, data)
+            best_step = self.selection.best_step
+            self.checkpoints.save(state, data, self.window.losses, best_step)
+        if is_stopping and not is_last:
+            raise TrainingInterruptedError(
+                f"stopped by SIGTERM after step {self.step}, which is saved; the same command "
+                "continues from there."
+            )
         return evaluates or saves
+
+    def _evaluate(self, state: TrainState) -> dict[str, float]:
+        dev = evaluate_params(
+            state.result,
+            self.run.recipe,
+            self.store,
+            part="dev",
+            step=self.step,
+            hide_seen=self.run.recipe.hide_seen,
+            item_counts=self.counts,
+            sharding=self.placement.loss_sharding,
+            progress=False,
+        )
+        self.log.write(self.step, "dev", dev.model)
+        return dev.model
 
 
 class _LossWindow:
     """Collects the losses between two records and stops training at the first bad one."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, losses: list[float]) -> None:
         self._checkpoints = checkpoints
-        self._losses: list[float] = []
+        self.losses = losses  # of the steps since the last record
         self._pending: tuple[int, StepMetrics] | None = None
         self.restart_clock()
 
@@ -211,8 +234,8 @@ class _LossWindow:
         """Mean loss and mean milliseconds per step since the last record."""
         self.read_pending()
         elapsed_ms = (time.perf_counter() - self._started) * 1e3
-        loss, step_ms = math.fsum(self._losses) / len(self._losses), elapsed_ms / self._timed
-        self._losses = []
+        loss, step_ms = math.fsum(self.losses) / len(self.losses), elapsed_ms / self._timed
+        self.losses = []
         self.restart_clock()
         return loss, step_ms
 
@@ -229,7 +252,7 @@ class _LossWindow:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = f"the loss is {loss} and the gradient norm {norm}"
             raise _diverged(step, what, self._checkpoints)
-        self._losses.append(loss)
+        self.losses.append(loss)
         self._timed += 1
 
 
@@ -267,11 +290,23 @@ def _start(
     checkpoints: Checkpoints,
     data: Iterator[Any],
     counts: np.ndarray,
-) -> TrainState:
+) -> tuple[TrainState, list[float]]:
     if checkpoints.latest_step is None:
-        return placement.initial_state(run.recipe, counts)
-    checkpoints.restore_data(data)
-    return checkpoints.restore_state(placement.state(run.recipe))
+        return placement.initial_state(run.recipe, counts), []
+    return checkpoints.restore(placement.state(run.recipe), data)
+
+
+def _selected(
+    state: TrainState,
+    selection: DevSelection,
+    checkpoints: Checkpoints,
+    placement: Placement,
+    recipe: Recipe,
+) -> TrainState:
+    """The state that is tested and exported."""
+    if selection.best_step in (None, int(state.step)):
+        return state
+    return checkpoints.restore(placement.state(recipe), step=selection.best_step)[0]
 
 
 def _finish(
@@ -281,12 +316,13 @@ def _finish(
     state: TrainState,
     counts: np.ndarray,
     log: MetricsLog,
+    num_steps: int,
     step_ms: float | None,
     progress: bool,
 ) -> None:
     step = int(state.step)
     test = evaluate_params(
-        state.params,
+        state.result,
         run.recipe,
         store,
         part="test",
@@ -299,12 +335,12 @@ def _finish(
     log.write(step, "test", test.model)
     log.sync()
     _write_bundle(run, store, state)
-    run.write_json("summary.json", {"step": step, "step_ms": step_ms, "test": test.to_dict()})
+    run.write_json("summary.json", {"step": num_steps, "step_ms": step_ms, "test": test.to_dict()})
 
 
 def _write_bundle(run: RunDirectory, store: SequenceStore, state: TrainState) -> None:
     step = int(state.step)
-    write_bundle(run.path / "bundle", run.recipe, state.params, store, step=step, overwrite=True)
+    write_bundle(run.path / "bundle", run.recipe, state.result, store, step=step, overwrite=True)
 
 
 def _result(run: RunDirectory, *, already_finished: bool) -> TrainResult:
@@ -330,3 +366,8 @@ def _check_evaluable(recipe: Recipe, store: SequenceStore) -> None:
     # Making the iterator checks that there is someone to evaluate: better now than hours later.
     split = Split(recipe.protocol, recipe.num_targets)
     evaluation_batches(store, split, "test", recipe.max_length, 1)
+    if recipe.selection != "last" and int(recipe.selection.split("@")[1]) > store.num_items:
+        raise UserError(
+            f"`selection` {recipe.selection} needs more items than the {store.num_items} of "
+            f"{store.path}."
+        )

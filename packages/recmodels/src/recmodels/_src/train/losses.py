@@ -16,6 +16,7 @@ from jax import Array
 import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
 from recmodels._src.errors import UserError
+from recmodels._src.models.base import output_table
 from recmodels._src.recipe import Recipe
 
 Loss = Callable[[dict, Array, Array, Array, Array], Array]
@@ -63,7 +64,7 @@ def _cut_binary_cross_entropy(
     def loss(params: dict, activations: Array, targets: Array, weights: Array, _: Array) -> Array:
         return cutbce_ops.cut_binary_cross_entropy(
             activations,
-            params["item_embeddings"],
+            output_table(params),
             targets,
             position_weights=weights,
             bias=params.get("output_bias"),
@@ -83,7 +84,7 @@ def _cut_softmax_cross_entropy(
     def loss(params: dict, activations: Array, targets: Array, weights: Array, _: Array) -> Array:
         return cutbce_ops.cut_softmax_cross_entropy(
             activations,
-            params["item_embeddings"],
+            output_table(params),
             targets[:, 0],
             position_weights=weights,
             bias=params.get("output_bias"),
@@ -105,7 +106,7 @@ def _dense_binary_cross_entropy(
     _: Array,
 ) -> Array:
     """What `cut_binary_cross_entropy` computes, with all `[T, V]` logits and labels in memory."""
-    table = params["item_embeddings"][:vocab_size]
+    table = output_table(params)[:vocab_size]
     logits = jnp.einsum("td,vd->tv", activations, table, preferred_element_type=jnp.float32)
     if "output_bias" in params:
         logits = logits + params["output_bias"][:vocab_size]
@@ -140,7 +141,7 @@ def _sampled_binary_cross_entropy(
     is_target = (negatives[:, :, None] == targets[:, None, :]).any(-1)
     has_target = targets != PAD_TARGET
     rows = jnp.concatenate([jnp.maximum(targets, 0), negatives], axis=1)
-    scores = row_scores(activations.astype(jnp.float32), params["item_embeddings"], rows)
+    scores = row_scores(activations.astype(jnp.float32), output_table(params), rows)
     if "output_bias" in params:
         scores = scores + params["output_bias"][rows]
     of_targets, of_negatives = jnp.split(scores, [targets.shape[1]], axis=1)

@@ -16,7 +16,9 @@ from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.checkpoints import Checkpoints
+from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.placement import Placement
+from recmodels._src.train.selection import DevSelection
 from recmodels._src.train.step import TrainState
 
 FORMAT, VERSION = "recmodels-run", 1
@@ -155,18 +157,21 @@ class RunDirectory:
         return Checkpoints(self.path / "checkpoints", self.recipe.keep_checkpoints)
 
     def restore(self) -> TrainState:
-        """State of the newest checkpoint, on one device.
+        """State of the checkpoint that counts by the recipe's `selection`, on one device.
 
         Raises:
-            UserError: there is no complete checkpoint yet.
+            UserError: there is no complete checkpoint yet, or it is damaged.
         """
         folder = self.path / "checkpoints"
         checkpoints = Checkpoints(folder, None) if folder.exists() else None
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
         one_device = Placement(self.store["num_items"] + 1, self.num_rows)
+        best_step = DevSelection(self.recipe, read_metrics(self.path)).best_step
+        # A run in progress may have recorded an evaluation whose checkpoint is still being written.
+        step = best_step if best_step in checkpoints.steps else None
         try:
-            return checkpoints.restore_state(one_device.state(self.recipe))
+            return checkpoints.restore(one_device.state(self.recipe), step=step)[0]
         finally:
             checkpoints.close()
 

@@ -10,7 +10,7 @@ from jax import Array
 
 import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
-from recmodels._src.models.base import popularity_bias
+from recmodels._src.models.base import TABLES, popularity_bias
 from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.losses import gradient_scale, make_loss
@@ -60,9 +60,9 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
     num_unused = 0 if num_rows is None else num_rows - vocab_size
     params = make_model(recipe).build(vocab_size + num_unused)
     if num_unused:
-        table = params["item_embeddings"]
-        is_used = jnp.arange(table.shape[0]) < vocab_size
-        params["item_embeddings"] = jnp.where(is_used[:, None], table, 0)
+        is_used = jnp.arange(vocab_size + num_unused) < vocab_size
+        for name in TABLES & params.keys():
+            params[name] = jnp.where(is_used[:, None], params[name], 0)
     if recipe.output_bias:
         bias = popularity_bias(item_counts, recipe.num_targets)
         params["output_bias"] = jnp.pad(bias, (0, num_unused))

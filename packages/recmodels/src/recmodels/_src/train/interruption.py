@@ -1,0 +1,34 @@
+"""SIGTERM as a request to stop: machines that are taken away send it some seconds before."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interruption:
+    """Within the context SIGTERM sets `requested` instead of ending the process.
+
+    Outside the main thread, where Python takes no signal handlers, nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: Any = None
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._request)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
