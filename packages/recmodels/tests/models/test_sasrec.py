@@ -82,5 +82,6 @@ def test_fresh_model_predicts_the_popularity_prior():
     np.testing.assert_allclose(predicted[2:5], [0.5, 0.2, 0.2], rtol=1e-5)
     np.testing.assert_allclose(predicted[[0, 5]], 0.01, rtol=1e-5)
     history = np.array([[0, 0, 1, 2, 3, 4, 1, 2]])
-    logits = _encode((recipe, make_model(recipe).build(6)), history)[0, -1] @ state.params["item_embeddings"].T
+    activations = _encode((recipe, make_model(recipe).build(6)), history)
+    logits = activations[0, -1] @ state.params["item_embeddings"].T
     assert np.abs(logits).max() < 0.3  # what the encoder adds before training

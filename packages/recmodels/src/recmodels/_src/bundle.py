@@ -17,6 +17,7 @@ from jax import Array
 
 from recmodels._src.atomic import atomic_folder
 from recmodels._src.data.store import SequenceStore
+from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
 
@@ -37,7 +38,9 @@ def write_bundle(
     """Writes the bundle of a model; it appears complete or not at all.
 
     The score of an item is the dot product of query and item vector. With an output bias the item
-    vectors have one more column, the bias, and every query ends in 1, so that this stays true.
+    vectors have one more column, the bias, and every query 1 there, so that this stays true. With
+    tables of their own for reading and scoring, the vectors read follow as further columns, where
+    every query is 0.
 
     Args:
         path: folder to write.
@@ -71,10 +74,12 @@ def item_vectors(params: dict, vocab_size: int) -> np.ndarray:
         params: arrays of the model, see `SequenceModel`.
         vocab_size: V, the table rows in use.
     """
-    vectors = np.array(params["item_embeddings"], np.float32)[:vocab_size]
+    columns = [np.asarray(output_table(params), np.float32)[:vocab_size]]
     if "output_bias" in params:
-        bias = np.asarray(params["output_bias"], np.float32)[:vocab_size]
-        vectors = np.concatenate([vectors, bias[:, None]], axis=1)
+        columns.append(np.asarray(params["output_bias"], np.float32)[:vocab_size, None])
+    if "output_embeddings" in params:
+        columns.append(np.asarray(params["item_embeddings"], np.float32)[:vocab_size])
+    vectors = np.concatenate(columns, axis=1)
     vectors[0] = 0
     return vectors
 
@@ -89,10 +94,14 @@ def export_query_encoder(recipe: Recipe, params: dict, vector_dim: int) -> jax.e
     constants = {"encoder": jax.tree.map(np.asarray, params["encoder"])}
 
     def query(history_vectors: Array, history_mask: Array) -> Array:
-        vectors = history_vectors[..., : recipe.hidden_dim]
+        # The vectors that the encoder reads are the first columns, or with a table of their own the
+        # last ones.
+        first = 0 if recipe.tie_embeddings else vector_dim - recipe.hidden_dim
+        vectors = history_vectors[..., first : first + recipe.hidden_dim]
         queries = model.queries(constants, vectors, history_mask)
-        extra = jnp.ones((queries.shape[0], vector_dim - recipe.hidden_dim), jnp.float32)
-        return jnp.concatenate([queries, extra], axis=1)
+        if recipe.output_bias:
+            queries = jnp.pad(queries, ((0, 0), (0, 1)), constant_values=1.0)
+        return jnp.pad(queries, ((0, 0), (0, vector_dim - queries.shape[1])))
 
     (batch,) = jax.export.symbolic_shape("b")
     shape = (batch, recipe.max_length)
@@ -119,7 +128,7 @@ def _manifest(recipe: Recipe, store: SequenceStore, vector_dim: int, step: int) 
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": {"name": recipe.name, "kind": "sasrec", "step": step},
+        "model": {"name": recipe.name, "kind": recipe.model, "step": step},
         "num_items": store.num_items,
         "vocab_size": store.num_items + 1,
         "vector_dim": vector_dim,

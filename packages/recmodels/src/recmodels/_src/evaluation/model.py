@@ -11,6 +11,7 @@ from jax import Array
 import cutbce_ops
 from recmodels._src.errors import TrainingDivergedError
 from recmodels._src.evaluation.blocks import Ranked, UserBlock
+from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.sharded import take_rows
@@ -52,7 +53,7 @@ class ModelRanker:
         padding_row = np.zeros((len(history), 1), np.int32)  # row 0 is never recommended
         ranks, rows = _rank(
             queries,
-            self.params["item_embeddings"],
+            output_table(self.params),
             self.params.get("output_bias"),
             block.targets.astype(np.int32),
             np.concatenate([padding_row, block.hidden.astype(np.int32)], axis=1),
@@ -107,7 +108,7 @@ def _rank(queries, embeddings, bias, targets, exclude, *, list_length, vocab_siz
 @jax.jit
 def _largest_entries(params: dict) -> tuple[Array, Array]:
     bias = params.get("output_bias", jnp.zeros(1))
-    return jnp.abs(params["item_embeddings"]).max(), jnp.abs(bias).max()
+    return jnp.abs(output_table(params)).max(), jnp.abs(bias).max()
 
 
 @jax.jit

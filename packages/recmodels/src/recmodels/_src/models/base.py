@@ -12,6 +12,8 @@ from recmodels._src.models.encoder import HistoryEncoder
 from recmodels._src.models.layers import random_table
 from recmodels._src.recipe import Recipe
 
+TABLES = frozenset({"item_embeddings", "output_embeddings"})  # arrays with a vector for every row
+
 
 class TrainingBatch(NamedTuple):
     """What a model reads and predicts in one step."""
@@ -25,9 +27,10 @@ class TrainingBatch(NamedTuple):
 class SequenceModel(abc.ABC):
     """A model's computations; its arrays are a dict of its own, `params`, made by `build`.
 
-    The arrays by name: `item_embeddings` `[V, D]`, the table that reads histories and scores items;
-    `encoder`, the arrays of the encoder; `output_bias` `[V]`, when the recipe has one. Row 0 of the
-    table is padding: it never enters an activation and is never recommended.
+    The arrays by name: `item_embeddings` `[V, D]`, the table that reads histories and, when tied,
+    scores items; `output_embeddings` `[V, D]`, the table that scores them otherwise; `output_bias`
+    `[V]`, when the recipe has one; `encoder`, the arrays of the encoder. Row 0 of the tables is
+    padding: it never enters an activation and is never recommended.
 
     Args:
         recipe: sizes and options.
@@ -106,6 +109,9 @@ class SequenceModel(abc.ABC):
         rngs = nnx.Rngs(self.recipe.seed)
         params: dict = {"item_embeddings": random_table(rngs, vocab_size, self.recipe.hidden_dim)}
         params["encoder"] = nnx.to_pure_dict(nnx.state(self.make_encoder(rngs), nnx.Param))
+        if not self.recipe.tie_embeddings:
+            table = random_table(rngs, vocab_size, self.recipe.hidden_dim)
+            params["output_embeddings"] = table
         if self.recipe.output_bias:
             params["output_bias"] = jnp.zeros(vocab_size)
         return params
@@ -118,6 +124,11 @@ class SequenceModel(abc.ABC):
     def _graph(self) -> "nnx.GraphDef[HistoryEncoder]":
         # Static part of the encoder, made without allocating any array.
         return nnx.split(nnx.eval_shape(lambda: self.make_encoder(nnx.Rngs(0))))[0]
+
+
+def output_table(params: dict) -> Array:
+    """`[V, D]` table that scores items: their own one, or the one that histories are read with."""
+    return params.get("output_embeddings", params["item_embeddings"])
 
 
 def popularity_bias(counts: Array, num_targets: int) -> Array:

@@ -29,9 +29,13 @@ class HistoryEncoder(nnx.Module):
         self.dropout = recipe.dropout
         self.compute_dtype = recipe.compute_dtype
         self.is_causal = is_causal
-        self.positions = nnx.Param(random_table(rngs, num_positions, recipe.hidden_dim))
+        is_learned = recipe.positions == "learned"
+        table = random_table(rngs, num_positions, recipe.hidden_dim) if is_learned else None
+        self.positions = None if table is None else nnx.Param(table)
         self.blocks = nnx.List([Block(recipe, rngs) for _ in range(recipe.num_layers)])
-        self.final_norm = norm(recipe, rngs)
+        # A post-norm block ends in a norm, so the input has the one that would come last.
+        self.input_norm = norm(recipe, rngs) if recipe.norm == "post" else None
+        self.final_norm = norm(recipe, rngs) if recipe.norm == "pre" else None
 
     def __call__(
         self,
@@ -56,14 +60,20 @@ class HistoryEncoder(nnx.Module):
         batch, length, dim = vectors.shape
         keep = self._draw_dropout((batch * length, dim), dropout_key)
         # The mask also gives padding a zero gradient, so row 0 learns nothing from histories.
-        stream = jnp.where(mask[..., None], vectors, 0) + self.positions[...]
+        stream = jnp.where(mask[..., None], vectors, 0)
+        if self.positions is not None:
+            stream = stream + self.positions[...]
         stream = stream.reshape(batch * length, dim).astype(self.compute_dtype)
+        if self.input_norm is not None:
+            stream = self.input_norm(stream)
         stream = dropped(stream, self.dropout, keep[0])
         visible = self._visible(mask)
         for layer, block in enumerate(self.blocks):
             run = jax.checkpoint(block) if recompute else block
             stream = run(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]))
-        return self.final_norm(stream).reshape(batch, length, dim)
+        if self.final_norm is not None:
+            stream = self.final_norm(stream)
+        return stream.reshape(batch, length, dim)
 
     def _visible(self, mask: Array) -> Array:
         visible = mask[:, None, None, :]

@@ -10,6 +10,7 @@ from jax import Array
 from recmodels._src.recipe import Recipe
 
 _INITIAL_SCALE = 0.02  # GPT-2's standard deviation for weights and tables
+_ROTARY_BASE = 10_000.0  # as published
 _MASKED = -1e30  # score of an invisible position; far below any real one, and finite
 
 
@@ -24,12 +25,15 @@ class Block(nnx.Module):
         dim = recipe.hidden_dim
         self.num_heads = recipe.num_heads
         self.dropout = recipe.dropout
+        self.is_pre_norm = recipe.norm == "pre"
+        self.is_rotary = recipe.positions == "rotary"
+        self.activation = recipe.activation
         self.attention_norm = norm(recipe, rngs)
         self.qkv = _linear(recipe, dim, 3 * dim, rngs)
         self.attention_out = _linear(recipe, dim, dim, rngs, residual=True)
         self.mlp_norm = norm(recipe, rngs)
-        self.mlp_in = _linear(recipe, dim, 4 * dim, rngs)
-        self.mlp_out = _linear(recipe, 4 * dim, dim, rngs, residual=True)
+        self.mlp_in = _linear(recipe, dim, recipe.mlp_ratio * dim, rngs)
+        self.mlp_out = _linear(recipe, recipe.mlp_ratio * dim, dim, rngs, residual=True)
 
     def __call__(
         self,
@@ -59,17 +63,42 @@ class Block(nnx.Module):
         half_norm: nnx.LayerNorm,
         keep: Array | None,
     ) -> Array:
-        return stream + dropped(half(half_norm(stream)), self.dropout, keep)
+        if self.is_pre_norm:
+            return stream + dropped(half(half_norm(stream)), self.dropout, keep)
+        return half_norm(stream + dropped(half(stream), self.dropout, keep))
 
     def _attend(self, values: Array, visible: Array) -> Array:
         num_positions, dim = values.shape
         heads = (visible.shape[0], -1, 3, self.num_heads, dim // self.num_heads)
         query, key, value = jnp.unstack(self.qkv(values).reshape(heads), axis=2)
+        if self.is_rotary:
+            query, key = rotated(query), rotated(key)
         attended = _attention(query, key, value, visible)
         return self.attention_out(attended.reshape(num_positions, dim))
 
     def _widen(self, values: Array) -> Array:
-        return self.mlp_out(jax.nn.gelu(self.mlp_in(values)))
+        activate = jax.nn.gelu if self.activation == "gelu" else jax.nn.relu
+        return self.mlp_out(activate(self.mlp_in(values)))
+
+
+def rotated(values: Array) -> Array:
+    """Turns pairs of columns by angles that grow with the position (RoPE, arXiv 2104.09864).
+
+    Products of two rotated vectors depend on how far apart they are, not on where.
+
+    Args:
+        values: `[B, S, heads, K]`, K even; column k pairs with column k + K / 2.
+
+    Returns:
+        The same shape and type.
+    """
+    length, half = values.shape[1], values.shape[-1] // 2
+    frequencies = _ROTARY_BASE ** (-jnp.arange(half) / half)
+    angles = (jnp.arange(length)[:, None] * frequencies)[:, None, :]
+    cosine, sine = jnp.cos(angles).astype(values.dtype), jnp.sin(angles).astype(values.dtype)
+    first, second = jnp.split(values, 2, axis=-1)
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate(turned, axis=-1)
 
 
 def dropped(values: Array, rate: float, keep: Array | None) -> Array:

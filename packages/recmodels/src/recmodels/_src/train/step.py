@@ -61,7 +61,7 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
     params = make_model(recipe).build(vocab_size + num_unused)
     if num_unused:
         is_used = jnp.arange(vocab_size + num_unused) < vocab_size
-        for name in TABLES & params.keys():
+        for name in sorted(TABLES & params.keys()):
             params[name] = jnp.where(is_used[:, None], params[name], 0)
     if recipe.output_bias:
         bias = popularity_bias(item_counts, recipe.num_targets)
