@@ -29,6 +29,9 @@ _TINY = [
         ("train --recipe sasrec-demo --data x --out y --hide-seen no", "must be true or false"),
         ("train --recipe sasrec-demo --data nowhere --out y", "nowhere is not a sequence store"),
         ("evaluate nowhere", "nowhere is not a training run"),
+        ("evaluate nowhere --baselines some", "invalid choice: 'some'"),
+        ("compare nowhere", "the following arguments are required: RUN_B"),
+        ("compare nowhere here", "nowhere is not a training run"),
         ("evaluate nowhere -k 8,x", "must be integers separated by commas; got '8,x'"),
         ("recipes nope", "no recipe 'nope'"),
         ("plan sasrec-demo --topology v6e:2x4 --num-items 0", "`num_items` must be at least 1"),
@@ -42,7 +45,7 @@ def test_mistakes_give_one_line_and_status_2(capsys, arguments, message):
     assert message in error
 
 
-@pytest.mark.parametrize("command", ["prepare", "recipes", "train", "evaluate", "plan"])
+@pytest.mark.parametrize("command", ["prepare", "recipes", "train", "evaluate", "compare", "plan"])
 def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -91,6 +94,28 @@ def test_evaluate_prints_the_chosen_protocol(capsys):
     assert "seen items hidden" in printed
     assert "hit@3" in printed
     assert "hit@8" not in printed
+
+
+def test_baselines_are_chosen(capsys):
+    _, result = finished_run()
+    for choice, names in (
+        ("none", "model"),
+        ("popularity", "model popularity"),
+        ("all", "model popularity markov item-knn random"),
+    ):
+        assert main(["evaluate", str(result.run_dir), "--baselines", choice]) == 0
+        header = capsys.readouterr().out.splitlines()[2]
+        assert header.split() == names.split()
+
+
+def test_compare_prints_both_runs(capsys):
+    _, result = finished_run()
+    run = str(result.run_dir)
+    assert main(["compare", run, run, "--part", "dev", "-k", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"A: {run}\nB: {run}\ndev of next-8: 54 users")
+    assert "\nhit@3 " in printed
+    assert "+0.0000    [+0.0000, +0.0000]   1.000" in printed
 
 
 def test_divergence_is_status_1(tmp_path, capsys):

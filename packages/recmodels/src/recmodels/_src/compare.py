@@ -82,7 +82,7 @@ def compare(
     ks: tuple[int, ...] | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Compares the newest checkpoints of two runs, user by user.
+    """Compares two runs user by user, at the checkpoints that their recipes choose.
 
     Ranks that an evaluation has left in a run directory are used again as long as the checkpoint
     is the same.
@@ -111,6 +111,7 @@ def compare(
     ks = checked_ks(ks, opened.num_items)
     request = Request(part=part, hide_seen=hide_seen, ks=ks, baselines="none", progress=progress)
     ranks_a, ranks_b = (_ranks(run, opened, request) for run in runs)
+    assert np.array_equal(ranks_a.user, ranks_b.user)
     recipe = runs[0].recipe
     strata = metrics.popularity_strata(training_counts(opened, recipe))
     return Comparison(

@@ -13,6 +13,7 @@ import polars as pl
 
 from recmodels._src.atomic import atomic_file
 from recmodels._src.data.store import SequenceStore
+from recmodels._src.errors import UserError
 from recmodels._src.train.run_directory import installed_version
 
 _KEY = "recmodels"  # of the file's own metadata
@@ -75,7 +76,7 @@ def save_ranks(
     try:
         with atomic_file(path, overwrite=True) as temporary:
             table.write_parquet(temporary, metadata={_KEY: json.dumps(identity)})
-    except OSError as error:
+    except (OSError, UserError) as error:
         # The run may be somebody else's; what was measured is not lost with the copy of it.
         warnings.warn(f"ranks are not kept: {error}", stacklevel=2)
 
