@@ -11,7 +11,7 @@ from recmodels._src.evaluation.training_items import TrainingItems
 
 NUM_NEIGHBORS = 100  # similar items kept for each item
 MAX_ITEMS = 1_000_000  # their neighbors take 0.8 GB
-MAX_INTERACTIONS = 1 << 27
+MAX_INTERACTIONS = 1 << 26  # places of all training items are in memory, 16 bytes each
 _MAX_COUNTED_ITEMS = 200  # newest training items of a user that count: their pairs are quadratic
 _PRODUCTS = 1 << 24  # multiplications in one block of the co-occurrences
 
