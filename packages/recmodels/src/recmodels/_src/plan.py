@@ -1,129 +1,217 @@
-"""What a training step needs on a TPU slice, asked of the TPU compiler on a machine without one."""
+"""What training a recipe needs on a TPU slice, asked of the TPU compiler without a TPU."""
 
-import dataclasses
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from tqdm import tqdm
 
 from recmodels._src.errors import UserError
-from recmodels._src.recipe import Recipe, get_recipe
+from recmodels._src.plan_client import CompilerFailedError as CompilerFailedError
+from recmodels._src.plan_client import DoesNotFitError, plan_client
+from recmodels._src.plan_report import PlanReport, PlanSweep
+from recmodels._src.recipe import DATA_AXIS, Recipe, get_recipe, parse_mesh
 
-ESTIMATE = "estimated by the TPU compiler, not run on a TPU"
-_GIB = 1024**3
-# The compiler must see neither the user's accelerators nor their compiler flags.
-_FOREIGN_PREFIXES = ("JAX_", "XLA_", "TPU_", "LIBTPU_")
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # do not look for the metadata server of a TPU machine
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling needs no chip, so no lock on it either
+SweptField = Literal["batch_size", "max_length"]
+
+# Published sizes of the data that the built-in recipes are for, without the padding row.
+CATALOGS = {
+    "sasrec-beauty": 12_101,
+    "sasrec-ml-1m": 3_416,
+    "sasrec-yambda-50m": 876_938,
+    "sasrec-yambda-500m": 3_004_578,
+    "sasrec-yambda-5b": 9_390_623,
 }
+# Share of a chip's HBM that a program can have; the compiler keeps the rest.
+_USABLE = 0.97
+# Batches that differ by a smaller share are not told apart.
+_RESOLUTION = 1 / 16
+# Where the search stops: more positions than anybody trains on in one step.
+_MOST_POSITIONS = 2**22
 
 
-class CompilerFailedError(RuntimeError):
-    """The TPU compiler gave up for another reason than the caller's request."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanReport:
-    """Per-chip memory, collectives and time of one training step, from the TPU compiler."""
-
-    recipe: str  # name of the recipe
-    topology: str  # slice the step was compiled for, e.g. "v6e:2x4"
-    mesh: str  # chips along each axis, e.g. "data=4,model=2"; the batch is split over "data"
-    num_chips: int  # chips of the slice
-    num_items: int  # catalog without the padding row
-    is_table_sharded: bool  # rows split over all chips; False: the table is on every chip
-    arguments_bytes: int  # HBM per chip: state and batch
-    outputs_bytes: int  # HBM per chip: new state and metrics
-    aliased_bytes: int  # outputs that reuse the memory of an argument
-    temporaries_bytes: int  # HBM per chip: everything in between
-    peak_bytes: int  # highest use of HBM per chip
-    collectives: list[dict[str, Any]]  # kind, shape, bytes, count, axes and ms of alike ones
-    step_ms: float  # estimated time of a step, without the kernels of unknown time
-    untimed_kernels: list[str]  # kernels that the compiler gives no time for
-    bound: str  # the resource that is busy longest: a unit of the core, HBM or ICI (the links)
-    busy_ms: dict[str, float]  # how long each resource would be busy by itself
-    notes: list[str]  # what is missing from the time or was guessed
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.recipe} on {self.topology} ({self.mesh}), {self.num_items} items, "
-            f"table {'sharded' if self.is_table_sharded else 'replicated'}: {ESTIMATE}",
-            "HBM per chip",
-        ]
-        for name in ("arguments", "outputs", "aliased", "temporaries", "peak"):
-            lines.append(f"  {name:12}{getattr(self, f'{name}_bytes') / _GIB:9.3f} GiB")
-        lines.append("collectives of one step")
-        for entry in self.collectives:
-            shapes = entry["shape"].split(", ")
-            shape = shapes[0] if len(shapes) == 1 else f"{len(shapes)} arrays"
-            size = f"{entry['bytes'] / 1024**2:.3f} MiB"
-            lines.append(
-                f"  {entry['count']} x {entry['kind']} over {','.join(entry['axes']) or '?'} of "
-                f"{shape}, {size} each, {entry['ms']:.3f} ms in all"
-            )
-        missing = " without " + ", ".join(self.untimed_kernels) if self.untimed_kernels else ""
-        lines.append(
-            f"one step: {self.step_ms:.2f} ms{missing}, bound by {self.bound} ({ESTIMATE})"
-        )
-        busy = sorted(self.busy_ms.items(), key=lambda item: -item[1])[:5]
-        lines.append("  busy: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in busy))
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
-
-
-def plan(recipe: str | Recipe, *, topology: str, num_items: int) -> PlanReport:
+def plan(recipe: str | Recipe, *, topology: str, num_items: int | None = None) -> PlanReport:
     """Compiles the whole training step of a recipe for a TPU slice and reports what it needs.
 
-    The step is the trainer's own: forward, loss, gradients, AdamW, state donated, laid out as the
-    recipe's `mesh` and `table` say. It takes a minute or so and needs the `tpu-plan` extra, no TPU.
+    The step is the trainer's own: forward, loss, gradients, optimizer, state donated, laid out as
+    the recipe's `mesh` and `table` say. It takes a minute or so and needs the `tpu-plan` extra, no
+    TPU. MFU is the arithmetic of model and loss, by the formula in `model_flops`, over what all
+    chips could do in bfloat16 in the time of the step; what is recomputed does not count.
 
     Args:
         recipe: a recipe or the name of a built-in one.
         topology: TPU slice as libtpu names it, e.g. "v6e:2x4".
-        num_items: size of the catalog.
+        num_items: size of the catalog; None is that of the data the built-in recipe is for.
 
     Returns:
-        Memory per chip, collectives and estimated time.
+        Memory per chip, collectives, estimated time and what limits it.
 
     Raises:
         UserError: libtpu is missing, the slice is unknown, mesh or batch do not suit its chips, or
             the step does not fit.
         CompilerFailedError: the compiler failed.
     """
+    recipe, num_items = _checked(recipe, num_items)
+    with plan_client() as client:
+        return _Steps(client, recipe, topology, num_items, "batch_size").report(recipe.batch_size)
+
+
+def plan_sweep(
+    recipe: str | Recipe,
+    *,
+    topology: str,
+    num_items: int | None = None,
+    field: SweptField = "batch_size",
+    values: Sequence[int] | None = None,
+) -> PlanSweep:
+    """Plans a recipe for several batch sizes, or lengths, one after another.
+
+    Args:
+        recipe: a recipe or the name of a built-in one.
+        topology: TPU slice, as for `plan`.
+        num_items: size of the catalog, as for `plan`.
+        field: the field of the recipe that takes the values.
+        values: the values; None doubles the recipe's batch size until the largest that fits.
+
+    Returns:
+        The plans of the values that fit, and those that do not.
+
+    Raises:
+        UserError: as for `plan`; or `values` are missing for another field than `batch_size`.
+        CompilerFailedError: the compiler failed.
+    """
+    recipe, num_items = _checked(recipe, num_items)
+    if values is None and field != "batch_size":
+        raise UserError(f"give the values of `{field}`, such as {field}=64,128.")
+    with plan_client() as client:
+        steps = _Steps(client, recipe, topology, num_items, field)
+        if values is None:
+            return _search(steps, growth=2)
+        for value in tqdm(sorted(set(values)), desc=f"compiling each {field}", leave=False):
+            steps.try_one(value)
+        return steps.found
+
+
+def plan_largest_batch(
+    recipe: str | Recipe, *, topology: str, num_items: int | None = None
+) -> PlanReport:
+    """Plans the recipe with the largest batch that fits, to within an eighth.
+
+    A few batches are compiled, each chosen by the memory of those before. The search stops at
+    2^22 positions.
+
+    Args:
+        recipe: a recipe or the name of a built-in one.
+        topology: TPU slice, as for `plan`.
+        num_items: size of the catalog, as for `plan`.
+
+    Returns:
+        The plan for that batch; its `batch_size` is the answer.
+
+    Raises:
+        UserError: as for `plan`; or not even the smallest batch of the mesh fits.
+        CompilerFailedError: the compiler failed.
+    """
+    recipe, num_items = _checked(recipe, num_items)
+    with plan_client() as client:
+        steps = _Steps(client, recipe, topology, num_items, "batch_size")
+        return _search(steps, growth=4).reports[-1]
+
+
+def _checked(recipe: str | Recipe, num_items: int | None) -> tuple[Recipe, int]:
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
+    if num_items is None:
+        num_items = CATALOGS.get(recipe.name)
+    if num_items is None:
+        raise UserError(f"the catalog of `{recipe.name}` has no known size; give `num_items`.")
     if num_items < 1:
         raise UserError(f"`num_items` must be at least 1; got {num_items}.")
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError('the TPU compiler is not installed; run: pip install "jax[tpu]"')
-    request = {"recipe": recipe.to_dict(), "topology": topology, "num_items": num_items}
-    answer = _ask_worker(request)
-    if "error" in answer:
-        raise UserError(answer["error"])
-    if "does_not_fit" in answer:
-        raise UserError(f"{recipe.name} does not fit {topology}: {answer['does_not_fit'][:500]}")
-    return PlanReport(recipe=recipe.name, topology=topology, num_items=num_items, **answer)
+    return recipe, num_items
 
 
-def _ask_worker(request: dict[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_PREFIXES)
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "recmodels._src.plan_worker", json.dumps(request)],
-        env=kept | _ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise CompilerFailedError(f"the TPU compiler failed: {last[0]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+class _Compiles(Protocol):
+    def ask(self, recipe: Recipe, topology: str, num_items: int) -> dict[str, Any]: ...
+
+
+class _Steps:
+    """Plans of one recipe that differ in the value of one field."""
+
+    def __init__(
+        self, client: _Compiles, recipe: Recipe, topology: str, num_items: int, field: SweptField
+    ) -> None:
+        self.client = client
+        self.recipe = recipe
+        self.topology = topology
+        self.num_items = num_items
+        self.found = PlanSweep(field, [], [])
+        self.mesh = recipe.mesh  # with the number of chips, once it is known
+
+    def report(self, value: int) -> PlanReport:
+        """The plan for one value; `DoesNotFitError` if it needs too much memory."""
+        recipe = self.recipe.override(**{self.found.field: value})
+        answer = self.client.ask(recipe, self.topology, self.num_items)
+        self.mesh = answer["mesh"]
+        return PlanReport(
+            recipe=recipe.name,
+            topology=self.topology,
+            num_items=self.num_items,
+            batch_size=recipe.batch_size,
+            max_length=recipe.max_length,
+            **answer,
+        )
+
+    def try_one(self, value: int) -> None:
+        """Adds the plan for a value, or notes that it does not fit."""
+        try:
+            self.found.reports.append(self.report(value))
+        except DoesNotFitError as error:
+            self.mesh = error.mesh
+            self.found.does_not_fit.append(value)
+
+
+def _search(steps: _Steps, *, growth: int) -> PlanSweep:
+    """Plans batches from the recipe's to the largest that fits; the last report is that one's."""
+    found = steps.found
+    batch: int | None = steps.recipe.batch_size
+    most = _MOST_POSITIONS // steps.recipe.max_length
+    with tqdm(unit="batch", leave=False) as bar:
+        while batch is not None:
+            bar.set_description(f"compiling a batch of {batch}")
+            steps.try_one(batch)
+            bar.update()
+            granule = parse_mesh(steps.mesh)[DATA_AXIS] * steps.recipe.accumulate_steps
+            batch = next_batch(found, granule=granule, growth=growth, most=most)
+    if not found.reports:
+        raise UserError(
+            f"{steps.recipe.name} does not fit {steps.topology}, not even "
+            f"{min(found.does_not_fit)} sequences."
+        )
+    return found
+
+
+def next_batch(found: PlanSweep, *, granule: int, growth: int, most: int) -> int | None:
+    """The batch to compile next in search of the largest that fits; None when it is found.
+
+    Args:
+        found: what was compiled before, at least one batch; reports by increasing batch.
+        granule: batches are multiples of it.
+        growth: largest ratio of a batch to the one before.
+        most: sequences beyond which nothing is tried.
+    """
+    too_large = min(found.does_not_fit, default=None)
+    if not found.reports:
+        assert too_large is not None
+        return too_large // 2 // granule * granule or None
+    last = found.reports[-1]
+    limits: list[float] = [last.batch_size * growth, most]
+    if len(found.reports) > 1:
+        before = found.reports[-2]
+        # Past the fixed part memory grows with the batch, nearly along a line.
+        per_sequence = (last.peak_bytes - before.peak_bytes) / (last.batch_size - before.batch_size)
+        room = _USABLE * last.chip_bytes - last.peak_bytes
+        if per_sequence > 0:
+            limits.append(last.batch_size + max(0.0, room) / per_sequence)
+    if too_large is not None:
+        limits.append((last.batch_size + too_large) / 2)
+    batch = int(min(limits)) // granule * granule
+    step = max(granule, int(_RESOLUTION * last.batch_size))
+    return batch if batch - last.batch_size >= step else None

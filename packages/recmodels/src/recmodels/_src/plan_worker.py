@@ -1,13 +1,16 @@
-"""Compiles a training step for a TPU slice that is not attached; run by `plan` in its own process.
+"""Compiles training steps for a TPU slice that is not attached; run by `plan` in its own process.
 
-The process gets its environment from `plan` before JAX is loaded. It reads the request from its
-one argument and prints the answer, both JSON; a caller's mistake is answered with `{"error": …}`.
+The process gets its environment from `plan` before JAX is loaded. Every line of its input is a
+request, and every answer one line after `ANSWER`, both JSON; a caller's mistake is answered with
+`{"error": …}`, a step too large with `{"does_not_fit": …}`.
 """
 
 import dataclasses
 import functools
 import json
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,48 +19,98 @@ from jax.experimental import topologies
 
 from cutbce_ops import tpu_lab
 from recmodels._src.errors import UserError
+from recmodels._src.plan_client import ANSWER
+from recmodels._src.plan_flops import model_flops
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.placement import Placement
+from recmodels._src.train.step import TrainState
+
+_NUM_SLOWEST = 10
 
 
-def compile_step(recipe: Recipe, topology: str, num_items: int) -> dict[str, Any]:
+def compile_step(
+    recipe: Recipe, topology: str, num_items: int, compiler: tpu_lab.Compiler
+) -> dict[str, Any]:
     """What the recipe's step needs on the slice, without allocating arrays.
 
     Raises:
         UserError: no such topology, or mesh or batch do not suit its chips.
-        tpu_lab.DoesNotFitError: the step needs more memory than a chip has.
     """
     placement = Placement.over(_chips(topology), recipe, num_items + 1)
+    try:
+        report = _compile(placement, recipe, topology, compiler)
+    except tpu_lab.DoesNotFitError as error:
+        message = " ".join(str(error).split())
+        return {"does_not_fit": message, "mesh": placement.describe_mesh()}
+    return _figures(placement, recipe, report)
+
+
+def _compile(
+    placement: Placement, recipe: Recipe, topology: str, compiler: tpu_lab.Compiler
+) -> tpu_lab.TpuReport:
     state = placement.state(recipe)
-    history = _batch((recipe.batch_size, recipe.max_length), placement)
-    targets = _batch((*history.shape, recipe.num_targets), placement)
     is_spread = placement.mesh is not None
-    report = tpu_lab.compile_for(
+    return tpu_lab.compile_for(
         functools.partial(placement.step(recipe), capacity=None),
         topology,
         state,
-        history,
-        targets,
+        *_batch(placement, recipe),
         out_shardings=placement.step_results(state) if is_spread else None,
         donate_argnums=0,
         mesh=placement.mesh,
+        compiler=compiler,
     )
+
+
+def _figures(placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport) -> dict[str, Any]:
+    state = placement.state(recipe)
+    flops = model_flops(recipe, state.params, placement.vocab_size)
+    peak_flops_per_s = placement.num_devices * report.chip.bf16_flops_per_s
     return {
         "mesh": placement.describe_mesh(),
         "is_table_sharded": placement.is_table_sharded,
         "num_chips": placement.num_devices,
+        "chip_bytes": report.chip.hbm_bytes,
+        "classes_bytes": _classes(state, _batch(placement, recipe)),
         **dataclasses.asdict(report.memory),
         "collectives": [_collective(item) for item in report.collectives],
         "step_ms": report.step_seconds * 1e3,
-        "untimed_kernels": [each.name for each in report.kernels if each.seconds is None],
+        "sequences_per_s": recipe.batch_size / report.step_seconds,
+        "model_flops": flops,
+        "mfu": flops / (report.step_seconds * peak_flops_per_s),
+        "untimed_kernels": sorted({each.name for each in report.kernels if each.seconds is None}),
         "bound": report.bound,
         "busy_ms": {name: seconds * 1e3 for name, seconds in report.busy_seconds.items()},
+        "slowest": _slowest(report),
         "notes": list(report.notes),
     }
 
 
-def _batch(shape: tuple[int, ...], placement: Placement) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32, sharding=placement.batch)
+def _batch(placement: Placement, recipe: Recipe) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """History and targets."""
+    history = (recipe.batch_size, recipe.max_length)
+    return tuple(
+        jax.ShapeDtypeStruct(shape, np.int32, sharding=placement.batch)
+        for shape in (history, (*history, recipe.num_targets))
+    )
+
+
+def _classes(state: TrainState, batch: Sequence[jax.ShapeDtypeStruct]) -> dict[str, int]:
+    """Bytes per chip of what a step is given, by what it is; without the padding of layouts."""
+    table = {name: leaf for name, leaf in state.params.items() if name != "encoder"}
+    parts = {
+        "item table": table,
+        "encoder": state.params["encoder"],
+        "optimizer": state.optimizer,
+        "average": state.average,
+        "batch": batch,
+    }
+    return {name: sum(map(_bytes_per_chip, jax.tree.leaves(part))) for name, part in parts.items()}
+
+
+def _bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape
+    return math.prod(shape) * leaf.dtype.itemsize
 
 
 def _collective(estimate: tpu_lab.CollectiveEstimate) -> dict[str, Any]:
@@ -72,6 +125,20 @@ def _collective(estimate: tpu_lab.CollectiveEstimate) -> dict[str, Any]:
     }
 
 
+def _slowest(report: tpu_lab.TpuReport) -> list[dict[str, Any]]:
+    parts = [
+        {"name": each.name, "source": "Pallas kernel", "count": each.count,
+         "ms": each.count * each.seconds * 1e3}
+        for each in report.kernels
+        if each.seconds is not None
+    ]  # fmt: skip
+    parts += [
+        {"name": each.name, "source": each.source, "count": each.count, "ms": each.seconds * 1e3}
+        for each in report.operations
+    ]
+    return sorted(parts, key=lambda part: -part["ms"])[:_NUM_SLOWEST]
+
+
 def _chips(topology: str) -> list[Any]:
     try:
         slice_ = topologies.get_topology_desc(platform="tpu", topology_name=topology)
@@ -83,18 +150,20 @@ def _chips(topology: str) -> list[Any]:
     return list(mesh.devices.flat)
 
 
-def main() -> None:
-    """Answers the request in the first argument."""
-    request = json.loads(sys.argv[1])
+def answer(request: dict[str, Any], compiler: tpu_lab.Compiler) -> dict[str, Any]:
+    """The answer to one request."""
+    recipe = Recipe(**request["recipe"])
     try:
-        answer = compile_step(
-            Recipe(**request["recipe"]), request["topology"], request["num_items"]
-        )
+        return compile_step(recipe, request["topology"], request["num_items"], compiler)
     except UserError as error:
-        answer = {"error": str(error)}
-    except tpu_lab.DoesNotFitError as error:
-        answer = {"does_not_fit": " ".join(str(error).split())}
-    print(json.dumps(answer))
+        return {"error": str(error)}
+
+
+def main() -> None:
+    """Answers the requests on standard input until it ends."""
+    with tpu_lab.Compiler() as compiler:
+        for line in sys.stdin:
+            print(ANSWER + json.dumps(answer(json.loads(line), compiler)), flush=True)
 
 
 if __name__ == "__main__":
