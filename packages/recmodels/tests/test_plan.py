@@ -216,11 +216,23 @@ def test_command_line(compiler, capsys):
 @pytest.mark.parametrize(("loss", "num_scored"), [("cut-bce", 1001), ("sampled-bce", 8 + 20)])
 def test_model_flops_by_hand(loss, num_scored):
     recipe = _recipe(loss=loss, hidden_dim=16, num_layers=3, num_targets=8, num_negatives=20)
-    params = Placement.over(jax.devices()[:1], recipe, 1001).state(recipe).params
     attention = 2 * 2 * 64 * 16  # scores, and the mean of the values
     block = 2 * (3 + 1 + 4 + 4) * 16 * 16 + attention
     forward = 64 * 64 * (3 * block + 2 * 16 * num_scored)
-    assert model_flops(recipe, params, 1001) == 3 * forward
+    assert model_flops(recipe, _params(recipe), 1001) == 3 * forward
+
+
+def test_model_flops_of_masked_positions_by_hand():
+    recipe = _recipe(
+        model="bert4rec", loss="cut-softmax", num_targets=1, hidden_dim=16, mask_share=0.25
+    )
+    block = 2 * 12 * 16 * 16 + 2 * 2 * 65 * 16  # the window's items and the one to be predicted
+    forward = 64 * (65 * block + 16 * 2 * 16 * 1001)  # a quarter of 64 is masked
+    assert model_flops(recipe, _params(recipe), 1001) == 3 * forward
+
+
+def _params(recipe):
+    return Placement.over(jax.devices()[:1], recipe, 1001).state(recipe).params
 
 
 @pytest.mark.tpu_compiler
