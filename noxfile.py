@@ -18,7 +18,7 @@ FOLDERS_WITH_TESTS = (*(f"packages/{package}" for package in PACKAGES), "example
 TOOLS = ("ruff", "basedpyright", "build", "jax[tpu]")
 EDITABLE = (
     *("-e", "packages/cutbce_ops"),
-    *("-e", "packages/recmodels"),
+    *("-e", "packages/recmodels[report]"),
     *("-e", "packages/recserve[scann,encode]"),
 )
 CONSTRAINTS = ROOT / "constraints" / f"py{'.'.join(platform.python_version_tuple()[:2])}.txt"
@@ -149,6 +149,22 @@ def bench(session: nox.Session) -> None:
         "python", "packages/cutbce_ops/benchmarks/bench_binary_cross_entropy.py",
         *session.posargs, env=_on_cpu() | {"KERAS_BACKEND": "jax"},
     )  # fmt: skip
+
+
+@nox.session(name="bench-data")
+def bench_data(session: nox.Session) -> None:
+    """Rate and memory of `recmodels prepare`: -- --events 200_000_000 (default: 20 million)."""
+    _install_packages(session)
+    script = "packages/recmodels/benchmarks/bench_prepare.py"
+    session.run("python", script, *session.posargs, env=_on_cpu())
+
+
+@nox.session(name="bench-input")
+def bench_input(session: nox.Session) -> None:
+    """Rate of the training batches against what a trainer on this CPU consumes."""
+    _install_packages(session)
+    script = "packages/recmodels/benchmarks/bench_input.py"
+    session.run("python", script, *session.posargs, env=_on_cpu())
 
 
 @nox.session(name="bench-tpu")

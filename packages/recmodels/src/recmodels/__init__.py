@@ -4,6 +4,8 @@ from recmodels._src.bundle import write_bundle as write_bundle
 from recmodels._src.compare import Comparison as Comparison
 from recmodels._src.compare import Difference as Difference
 from recmodels._src.compare import compare as compare
+from recmodels._src.data.card import DatasetCard as DatasetCard
+from recmodels._src.data.card import describe as describe
 from recmodels._src.data.loaders import FORMATS as FORMATS
 from recmodels._src.data.pipeline import evaluation_batches as evaluation_batches
 from recmodels._src.data.pipeline import train_batches as train_batches

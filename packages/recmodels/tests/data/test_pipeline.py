@@ -81,6 +81,63 @@ def test_resume_equals_unbroken_run(store, step):
     _assert_equal(unbroken, _take(fresh, 5))
 
 
+def _together(shares):
+    # One batch from the shares of all ranks, in the order of the ranks.
+    return {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])
+def test_shares_of_the_ranks_are_the_batches_of_one_process(store, num_ranks):
+    # 6 does not divide the windows of an epoch: epochs meet inside batches and shares.
+    options = Options(max_length=4, batch_size=6)
+    assert len(training_window_lengths(store, options)) % 6
+    single = _take(train_batches(store, options), 40)
+    ranks = [train_batches(store, options, rank=r, num_ranks=num_ranks) for r in range(num_ranks)]
+    together = [_together([next(iterator) for iterator in ranks]) for _ in range(40)]
+    _assert_equal(single, together)
+
+
+def test_an_epoch_divides_the_windows_among_the_ranks(tmp_path):
+    # 24 windows in 4 batches: every event has an item of its own, which names the window.
+    store = distinct_store(tmp_path / "s", [29] * 24)
+    options = Options(max_length=3, batch_size=6)
+    found = []
+    for rank in range(3):
+        batches = _take(train_batches(store, options, rank=rank, num_ranks=3), 4)
+        found += [batch["history"][:, -1] for batch in batches]
+    assert {len(rows) for rows in found} == {2}
+    rows = np.concatenate(found)
+    assert len(rows) == len(set(rows.tolist())) == 24
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_a_run_goes_on_with_another_number_of_ranks(store, before, after):
+    options = Options(batch_size=6)
+    unbroken = _take(train_batches(store, options), 12)[7:]
+    iterator = train_batches(store, options, rank=before - 1, num_ranks=before)
+    _take(iterator, 7)
+    state = iterator.get_state()
+    ranks = []
+    for rank in range(after):
+        ranks.append(train_batches(store, options, rank=rank, num_ranks=after))
+        ranks[-1].set_state(state)
+    _assert_equal(unbroken, [_together([next(rank) for rank in ranks]) for _ in range(5)])
+    started = train_batches(store, options, start_step=7, rank=after - 1, num_ranks=after)
+    share = 6 // after
+    _assert_equal(
+        [{name: array[-share:] for name, array in batch.items()} for batch in unbroken],
+        _take(started, 5),
+    )
+
+
+def test_ranks_that_cannot_be(store):
+    with pytest.raises(UserError, match="`batch_size` 4 cannot be divided among 3 processes"):
+        train_batches(store, Options(batch_size=4), rank=0, num_ranks=3)
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=rf"`rank` must be in \[0, 2\); got {rank}"):
+            train_batches(store, Options(batch_size=4), rank=rank, num_ranks=2)
+
+
 def test_nothing_to_train_on(tmp_path):
     store = distinct_store(tmp_path / "s", [1, 1])
     with pytest.raises(UserError, match="nothing to train on: no user has two items before"):

@@ -82,6 +82,16 @@ def test_order_is_that_of_a_stable_sort(rows):
     assert built.skipped == {}
 
 
+@pytest.mark.parametrize(
+    "times", [[2**63 - 1, -(2**63), 0, -(2**63), 5], [2**40, 3, -9, 3, 2**40]], ids=["all", "wide"]
+)
+def test_times_however_far_apart(times):
+    built = _build(_events(user=[4, 4, 4, 4, 1], item=[0, 1, 2, 3, 4], time=times))
+    order = sorted(range(4), key=lambda k: times[k])
+    assert built.histories() == {1: [4], 4: order}
+    assert built.timestamps.tolist() == [times[4], *sorted(times[:4])]
+
+
 @settings(max_examples=50)
 @given(rows=FEW, chunk=st.integers(1, 20), part=st.integers(1, 20), with_time=st.booleans())
 def test_pieces_and_parts_of_any_size_give_the_same(rows, chunk, part, with_time):
@@ -166,8 +176,10 @@ def _slow_core(rows: list[tuple], min_user: int, min_item: int) -> list[tuple]:
     while True:
         users, items = [row[0] for row in rows], [row[1] for row in rows]
         kept = [
-            row for row in rows if users.count(row[0]) >= min_user and items.count(row[1]) >= min_item
-        ]  # fmt: skip
+            (user, item, time)
+            for user, item, time in rows
+            if users.count(user) >= min_user and items.count(item) >= min_item
+        ]
         if len(kept) == len(rows):
             return rows
         rows = kept

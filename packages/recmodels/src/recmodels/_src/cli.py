@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from recmodels._src.compare import compare
-from recmodels._src.data.cli import add_prepare_parser
+from recmodels._src.data.cli import add_describe_parser, add_prepare_parser
 from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import evaluate
 from recmodels._src.evaluation.measure import Baselines
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     add_prepare_parser(commands)
+    add_describe_parser(commands)
     for add in (_add_recipes, _add_train, _add_evaluate, _add_compare, _add_plan):
         add(commands)
     return parser

@@ -1,9 +1,12 @@
-"""The `prepare` command."""
+"""The `prepare` and `describe` commands."""
 
 import argparse
 from pathlib import Path
 from typing import get_args
 
+from recmodels._src.atomic import check_output
+from recmodels._src.data.card import describe
+from recmodels._src.data.card_html import check_can_plot
 from recmodels._src.data.filters import Deduplicate
 from recmodels._src.data.loaders import FORMATS
 from recmodels._src.data.prepare import prepare, prepare_synthetic
@@ -104,6 +107,39 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
     group.add_argument("--num-items", type=int, metavar="N", help="items (default: 24000)")
     group.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
     parser.set_defaults(run=_run)
+
+
+def add_describe_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `describe` to the commands, like `add_prepare_parser`.
+
+    Args:
+      subparsers: what `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "describe",
+        help="print what is in a sequence store",
+        description="Prints what is in a sequence store, or writes it as a page with plots.",
+        epilog="examples:\n  recmodels describe store\n  recmodels describe store --out card.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("store", metavar="STORE", help="sequence store to read")
+    parser.add_argument("--out", type=Path, metavar="PAGE", help="HTML page to write as well")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing PAGE")
+    parser.set_defaults(run=_run_describe)
+
+
+def _run_describe(args: argparse.Namespace) -> int:
+    if args.overwrite and args.out is None:
+        raise UserError("--overwrite needs --out; leave it out")
+    if args.out is not None:
+        check_output(args.out, overwrite=args.overwrite)
+        check_can_plot()
+    card = describe(args.store, progress=True)
+    print(card)
+    if args.out is not None:
+        card.write_html(args.out, overwrite=args.overwrite)
+        print(f"page               {args.out}")
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -54,7 +54,12 @@ def training_window_lengths(store: SequenceStore, options: BatchOptions) -> np.n
 
 
 def train_batches(
-    store: SequenceStore, options: BatchOptions, *, start_step: int = 0
+    store: SequenceStore,
+    options: BatchOptions,
+    *,
+    start_step: int = 0,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> grain.DatasetIterator:
     """Endless training batches; every window once an epoch, in a new order each epoch.
 
@@ -65,19 +70,27 @@ def train_batches(
 
     Epochs run into one another inside a batch, so no window is lost to a remainder.
 
+    Of several processes each reads its own rows only: the k-th batches of ranks 0, 1, ... put
+    together in this order are batch k of a single process. The state says nothing of ranks, so
+    that a run may go on with another number of processes.
+
     Args:
       store: the sequences.
       options: usually a recipe; see `BatchOptions`.
       start_step: number of batches to pass over; costs nothing.
+      rank: which share of every batch to yield, 0..num_ranks-1.
+      num_ranks: R, into how many shares each batch is divided; divides `options.batch_size`.
 
     Returns:
       Iterator with `get_state` and `set_state`, yielding
-      `{"history": int32 [B, N], "targets": int32 [B, N, L]}`: history right-aligned with 0
+      `{"history": int32 [B/R, N], "targets": int32 [B/R, N, L]}`: history right-aligned with 0
       on padding, targets with -1 on padding.
 
     Raises:
-      UserError: no user is long enough to be trained on.
+      UserError: no user is long enough to be trained on, or the batch cannot be divided.
+      ValueError: there is no such rank.
     """
+    own = _share(options.batch_size, rank, num_ranks)
     split = Split(options.protocol, options.num_targets)
     max_length = options.max_length
     table = windows(store, split, max_length)
@@ -93,7 +106,7 @@ def train_batches(
         # Batch the window numbers first and cut a whole batch at once: a few NumPy calls a
         # step instead of a few a window.
         .batch(options.batch_size)
-        .map(lambda selected: cut_windows(store, split, table, selected, max_length))
+        .map(lambda selected: cut_windows(store, split, table, selected[own], max_length))
     )
     # In-process, without read-ahead: a batch takes about a millisecond, a step far longer.
     read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -101,6 +114,18 @@ def train_batches(
     if start_step:
         iterator.set_state(iterator.get_state() | {"next_index": start_step})
     return iterator
+
+
+def _share(batch_size: int, rank: int, num_ranks: int) -> slice:
+    if not 0 <= rank < num_ranks:
+        raise ValueError(f"`rank` must be in [0, {num_ranks}); got {rank}.")
+    if batch_size % num_ranks:
+        raise UserError(
+            f"`batch_size` {batch_size} cannot be divided among {num_ranks} processes; choose a "
+            f"multiple of {num_ranks}"
+        )
+    size = batch_size // num_ranks
+    return slice(rank * size, (rank + 1) * size)
 
 
 def evaluation_batches(

@@ -14,8 +14,7 @@ from recmodels._src.data import raw
 from recmodels._src.data.raw import RawEvents, Unit, in_pieces
 from recmodels._src.errors import UserError
 
-
-_ROWS_OF_LISTS = 1 << 12
+_ROWS_OF_LISTS = 1 << 12  # histories in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
