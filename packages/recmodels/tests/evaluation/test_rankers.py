@@ -151,12 +151,18 @@ def test_only_the_newest_training_items_count_as_together(tmp_path, monkeypatch)
 
 
 def test_too_much_to_count_is_left_out_with_a_reason(tmp_path, monkeypatch):
-    store = tiny_store(tmp_path / "store", [[1, 2, 3]])
+    store = tiny_store(tmp_path / "store", [[1, 2, 3, 4], [3]])
     assert markov.why_not(store) is None
-    assert item_knn.why_not(store) is None
-    monkeypatch.setattr(item_knn, "MAX_ITEMS", 2)
-    assert item_knn.why_not(store) == "more than 2 items"
-    monkeypatch.setattr(item_knn, "MAX_ITEMS", 3)
-    monkeypatch.setattr(item_knn, "MAX_INTERACTIONS", 2)
-    monkeypatch.setattr(markov, "MAX_INTERACTIONS", 2)
-    assert item_knn.why_not(store) == markov.why_not(store) == "more than 2 interactions"
+    assert item_knn.why_not(store, LEAVE_ONE_OUT) is None
+    monkeypatch.setattr(markov, "MAX_INTERACTIONS", 3)
+    assert markov.why_not(store) == "more than 3 interactions"
+    for limit, value, reason in (  # the training items are 1 2, and 3 of the short user
+        ("MAX_PAIRS", 4, "more than 4 pairs of items that users have in training"),
+        ("MAX_INTERACTIONS", 2, "more than 2 interactions"),
+        ("MAX_ITEMS", 3, "more than 3 items"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(item_knn, limit, value + 1)
+            assert item_knn.why_not(store, LEAVE_ONE_OUT) is None
+            patch.setattr(item_knn, limit, value)
+            assert item_knn.why_not(store, LEAVE_ONE_OUT) == reason

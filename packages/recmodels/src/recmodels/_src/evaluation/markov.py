@@ -14,7 +14,7 @@ MAX_INTERACTIONS = 1 << 26  # all pairs of neighbors are in memory at the same t
 
 
 def why_not(store: SequenceStore) -> str | None:
-    """Why the Markov baseline is left out for a store; None if it is not."""
+    """Why this baseline is left out for a store; None if it is not."""
     if store.num_interactions > MAX_INTERACTIONS:
         return f"more than {MAX_INTERACTIONS:,} interactions"
     return None

@@ -1,6 +1,7 @@
 """Ranks the catalog for every user, with the model and with baselines, and takes the means."""
 
 import dataclasses
+import functools
 import math
 from typing import Literal, NamedTuple, get_args
 
@@ -79,7 +80,9 @@ def measure(
     strata = metrics.popularity_strata(counts) if request.detail == "full" else None
     ranker = ModelRanker(params, recipe, store.num_items + 1, step, sharding)
     model = RankedColumn(ranker, ks, store.num_items, strata)
-    others, left_out = baseline_columns(request.baselines, store, split, counts, ks, strata)
+    others, left_out = baseline_columns(
+        request.baselines, store, split, counts, ks, strata, request.progress
+    )
     num_shards = 1 if sharding is None else sharding.num_position_shards
     user, targets = add_all_users(
         [model, *others.values()],
@@ -171,6 +174,7 @@ def baseline_columns(
     item_counts: np.ndarray,
     ks: tuple[int, ...],
     strata: np.ndarray | None,
+    progress: bool,
 ) -> tuple[dict[str, Column], dict[str, str]]:
     """The baselines by name, and why others are left out.
 
@@ -181,6 +185,7 @@ def baseline_columns(
         item_counts: `[V]` training interactions per row.
         ks: list lengths.
         strata: `[V]` stratum of each row; None leaves the metrics of "full" out.
+        progress: whether to show a progress bar.
     """
     if which == "none":
         return {}, {}
@@ -191,12 +196,15 @@ def baseline_columns(
     if which == "popularity":
         return columns, {}
     left_out = {}
-    for name, baseline in (("markov", markov), ("item-knn", item_knn)):
-        reason = baseline.why_not(store)
+    neighbors = functools.partial(item_knn.make_scores, progress=progress)
+    for name, reason, make_scores in (
+        ("markov", markov.why_not(store), markov.make_scores),
+        ("item-knn", item_knn.why_not(store, split), neighbors),
+    ):
         if reason:
             left_out[name] = reason
             continue
-        ranker = ScoredRanker(item_counts, baseline.make_scores(store, split))
+        ranker = ScoredRanker(item_counts, make_scores(store, split))
         columns[name] = RankedColumn(ranker, ks, store.num_items, strata)
     columns["random"] = RandomColumn(ks, store.num_items, strata)
     return columns, left_out
