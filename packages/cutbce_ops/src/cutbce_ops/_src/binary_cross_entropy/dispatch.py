@@ -1,7 +1,9 @@
 """Which implementation of the sweep runs: chosen by the platform a program is lowered for."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jax import Array, lax
 
@@ -72,27 +74,42 @@ def dense_sweep(
       NotImplementedError: the implementation asked for by name cannot run the case.
     """
     arrays = (activations, embeddings, bias, d_per_position, vocab_offset)
-    xla = partial(chunked_xla.dense_sweep, config=config, wanted=wanted)
-    chip = hardware.target_tpu()
-    tpu = partial(pallas_tpu.sweep, config=config, wanted=wanted, hardware=chip)
-    if config.implementation == "mosaic_tpu":
-        if not hardware.may_target_tpu():
-            raise NotImplementedError(
-                '`implementation="mosaic_tpu"` needs a program for a TPU, and this one is for '
-                f"{hardware.platform()}. Leave it None, or, to compile for a TPU that is not "
-                "attached, put its mesh in scope (`cutbce_ops.tpu_lab.target`)."
-            )
-        return tpu(*arrays)
     if config.implementation == "gpu":
         from cutbce_ops._src.binary_cross_entropy import pallas_gpu
 
         return pallas_gpu.sweep(*arrays, config, wanted)
-    if config.implementation == "xla" or not hardware.may_target_tpu():
+    if config.implementation == "mosaic_tpu" and not hardware.may_target_tpu():
+        raise NotImplementedError(
+            '`implementation="mosaic_tpu"` needs a program for a TPU, and this one is for '
+            f"{hardware.platform()}. Leave it None, or, to compile for a TPU that is not "
+            "attached, put its mesh in scope (`cutbce_ops.tpu_lab.target`)."
+        )
+    tpu = partial(pallas_tpu.sweep, config=config, wanted=wanted, hardware=hardware.target_tpu())
+    xla = partial(chunked_xla.dense_sweep, config=config, wanted=wanted)
+    return on_platform(
+        arrays, tpu, xla, takes_tpu_kernel(activations, bias, config, wanted), config
+    )
+
+
+def takes_tpu_kernel(
+    activations: Array, bias: Array | None, config: SweepConfig, wanted: Wanted
+) -> bool:
+    """Whether a sweep of these arrays runs the TPU kernel where the program is for a TPU."""
+    if config.implementation is not None:
+        return config.implementation == "mosaic_tpu"
+    if not hardware.may_target_tpu():
+        return False
+    size = activations.shape
+    choice = choose("tpu", *size, bias is not None, config, wanted, hardware.target_tpu())
+    return choice.implementation == "mosaic_tpu"
+
+
+def on_platform(
+    arrays: tuple, tpu: Callable, xla: Callable, may_take_tpu: bool, config: SweepConfig
+) -> Any:
+    """Runs `tpu` in a program for a TPU and `xla` elsewhere; `takes_tpu_kernel` is the flag."""
+    if not may_take_tpu:
         return xla(*arrays)
-    num_positions, dim = activations.shape
-    on_tpu = choose("tpu", num_positions, dim, bias is not None, config, wanted, chip)
-    if on_tpu.implementation == "xla":
-        return xla(*arrays)
-    if hardware.target_platform() == "tpu":
+    if config.implementation == "mosaic_tpu" or hardware.target_platform() == "tpu":
         return tpu(*arrays)
     return lax.platform_dependent(*arrays, tpu=tpu, default=xla)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from cutbce_ops._src.binary_cross_entropy.products import matmul_operand
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 from cutbce_ops._src.hardware import LANES, HardwareSpec
 from cutbce_ops._src.tuning import TpuTiles, sweep_tiles
@@ -261,3 +262,47 @@ def _chunk_sums(result: dict[str, Array], operands: _Operands, dim: int, num_cou
     if "d_activations" in result:
         d_activations = (result["d_activations"][:dim] * operands.d_per_position[None, :]).T
     return Sweep(loss=loss, num_predicted=num_predicted, d_activations=d_activations)
+
+
+def most_targets(row_bytes: int) -> int:
+    """Targets of each position whose rows one call of `add_up_targets` can add up, at least 1."""
+    from cutbce_ops._src.binary_cross_entropy import pallas_tpu_rows
+
+    return pallas_tpu_rows.most_targets(row_bytes)
+
+
+def add_up_targets(
+    rows: Array,
+    targets: Array,
+    activations: Array | None,
+    d_logits: Array | None,
+    config: SweepConfig,
+    *,
+    interpret: bool = False,
+) -> tuple[Array | None, Array | None]:
+    """Sums over each position's targets, leaving those out that are not there.
+
+    Args:
+      rows: `[L, T, D]` float; any values, NaN too, where there is no target. L is at most
+        `most_targets`.
+      targets: `[L, T]` int32; negative = no target here.
+      activations: `[T, D]` float32, or None if no logits are wanted.
+      d_logits: `[T]` float32, or None if no gradient is wanted.
+      config: static options.
+      interpret: whether to run the kernel in the interpreter (tests).
+
+    Returns:
+      `[T]` float32 or None, sum of the rows times the activations, and `[T, D]` float32 or None,
+      the same sum times `d_logits`.
+    """
+    from cutbce_ops._src.binary_cross_entropy.pallas_tpu_rows import call_rows_kernel
+
+    dtype = matmul_operand(rows[:0], config).dtype
+    arrays = {"targets": targets, "rows": rows}
+    if activations is not None:
+        arrays["activations"] = activations
+    if d_logits is not None:
+        arrays["d_logits"] = d_logits[None, :]
+    result = call_rows_kernel(arrays, dtype=dtype, interpret=interpret)
+    logits = result["logits"][0] if "logits" in result else None
+    return logits, result["d_activations"].T if "d_activations" in result else None

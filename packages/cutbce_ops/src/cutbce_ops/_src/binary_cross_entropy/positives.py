@@ -5,13 +5,16 @@ instead of being compared with every row of every tile.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from cutbce_ops._src.binary_cross_entropy import pallas_tpu
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
+from cutbce_ops._src.binary_cross_entropy.dispatch import on_platform, takes_tpu_kernel
 from cutbce_ops._src.binary_cross_entropy.products import matmul_operand
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
 
@@ -34,6 +37,21 @@ class CorrectedSweep:
     num_hit: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TargetSums:
+    """Sums over the targets of each position, for a correction that is linear in their logits.
+
+    Attributes:
+      logits: `[T]` float32, of their logits; None unless the loss is wanted.
+      d_activations: `[T, D]` float32, of their rows times the correction's slope and the weight of
+        the position; None unless gradients are wanted.
+    """
+
+    logits: Any
+    d_activations: Any
+
+
 def distinct_targets(targets: Array, vocab_size: int) -> Array:
     """Replaces padding, ids outside `[0, vocab_size)` and repeats in a position's list by -1."""
     is_inside = (targets >= 0) & (targets < vocab_size)
@@ -43,6 +61,44 @@ def distinct_targets(targets: Array, vocab_size: int) -> Array:
     return jnp.where(is_inside & ~is_repeat, targets, -1)
 
 
+def add_up_targets(
+    activations: Array,
+    embeddings: Array,
+    bias: Array | None,
+    targets: Array,
+    d_per_position: Array | None,
+    config: SweepConfig,
+    wanted: Wanted,
+) -> TargetSums | None:
+    """What a linear correction needs of the table, so that it can be read before the sweep.
+
+    Args:
+      activations: `[T, D]` float.
+      embeddings: `[V, D]` float.
+      bias: `[V]` float or None.
+      targets: `[T, L]` int32 rows of `embeddings`, distinct per position; negative = none here.
+      d_per_position: `[T]` float32, needed for gradients only.
+      config: static options.
+      wanted: which results to correct.
+
+    Returns:
+      The sums, or None where the correction of a target depends on its own logit.
+    """
+    if wanted.counts or not config.pointwise.correction_is_linear:
+        return None
+    d_logits = _linear_slope(config) * d_per_position if wanted.gradients else None
+    operand = matmul_operand(activations, config).astype(jnp.float32)
+    logits, d_activations = _add_up_rows(
+        embeddings, targets, operand if wanted.loss else None, d_logits, config,
+        takes_tpu_kernel(activations, bias, config, wanted),
+    )  # fmt: skip
+    if logits is not None and bias is not None:
+        is_target = targets >= 0
+        bias_at = bias[jnp.where(is_target, targets, 0)].astype(jnp.float32)
+        logits = logits + jnp.where(is_target, bias_at, 0).sum(axis=1)
+    return TargetSums(logits, d_activations)
+
+
 def correct_for_targets(
     sweep: Sweep,
     activations: Array,
@@ -50,6 +106,7 @@ def correct_for_targets(
     bias: Array | None,
     targets: Array,
     d_per_position: Array | None,
+    sums: TargetSums | None,
     config: SweepConfig,
     wanted: Wanted,
 ) -> CorrectedSweep:
@@ -62,13 +119,15 @@ def correct_for_targets(
       bias: `[V]` float or None.
       targets: `[T, L]` int32 rows of `embeddings`, distinct per position; negative = none here.
       d_per_position: `[T]` float32, needed for gradients only.
+      sums: what `add_up_targets` returns for the same arguments.
       config: static options.
       wanted: which results to correct.
     """
     operand = matmul_operand(activations, config).astype(jnp.float32)
-    if not wanted.counts and config.pointwise.correction_is_linear:
+    if sums is not None:
+        on_tpu = takes_tpu_kernel(activations, bias, config, wanted)
         return _linear_correction(
-            sweep, operand, embeddings, bias, targets, d_per_position, config, wanted
+            sweep, operand, targets, d_per_position, sums, config, wanted, on_tpu
         )
     thresholds = jnp.asarray(config.logit_thresholds, jnp.float32)
     counts = None
@@ -102,62 +161,93 @@ def correct_for_targets(
     return CorrectedSweep(sweep, num_targets, num_hit)
 
 
-def _linear_correction(sweep: Sweep, operand: Array, embeddings: Array, bias: Array | None,
-                       targets: Array, d_per_position: Array | None, config: SweepConfig,
-                       wanted: Wanted) -> CorrectedSweep:  # fmt: skip
+def _linear_slope(config: SweepConfig) -> float:
+    return config.pointwise.label_smoothing - 1
+
+
+def _linear_correction(sweep: Sweep, operand: Array, targets: Array, d_per_position: Array | None,
+                       sums: TargetSums, config: SweepConfig, wanted: Wanted,
+                       on_tpu: bool) -> CorrectedSweep:  # fmt: skip
     """The same where a target adds `-label * x`: only the sum of its targets' rows is needed."""
-    label = 1 - config.pointwise.label_smoothing
-    rows_sum = _sum_of_rows(embeddings, targets, config)
     if wanted.loss:
-        logits = jnp.sum(operand * rows_sum, axis=1)
-        if bias is not None:
-            is_target = targets >= 0
-            bias_at = bias[jnp.where(is_target, targets, 0)].astype(jnp.float32)
-            logits = logits + jnp.where(is_target, bias_at, 0).sum(axis=1)
-        sweep = dataclasses.replace(sweep, loss=sweep.loss - label * logits)
-    if wanted.gradients:
-        assert d_per_position is not None
-        d_logits = -label * d_per_position
-        update = d_logits[:, None] * operand
-        past_the_end = jnp.where(targets >= 0, targets, embeddings.shape[0])  # dropped
-
-        def one_target(state: tuple, row: Array) -> tuple:  # row: [T] int32
-            d_embeddings, d_bias = state
-            d_embeddings = d_embeddings.at[row].add(update, mode="drop")
-            d_bias = None if d_bias is None else d_bias.at[row].add(d_logits, mode="drop")
-            return (d_embeddings, d_bias), None
-
-        state = (sweep.d_embeddings, sweep.d_bias)
-        (d_embeddings, d_bias), _ = lax.scan(one_target, state, past_the_end.T)
-        sweep = dataclasses.replace(
-            sweep,
-            d_activations=sweep.d_activations + d_logits[:, None] * rows_sum,
-            d_embeddings=d_embeddings,
-            d_bias=d_bias,
-        )
-    return CorrectedSweep(sweep, None, None)
-
-
-def _sum_of_rows(embeddings: Array, targets: Array, config: SweepConfig) -> Array:
-    """`[T, D]` float32, sum of the rows of every position's targets."""
+        sweep = dataclasses.replace(sweep, loss=sweep.loss + _linear_slope(config) * sums.logits)
+    if not wanted.gradients:
+        return CorrectedSweep(sweep, None, None)
+    d_logits = _linear_slope(config) * d_per_position
+    d_embeddings = sweep.d_embeddings
+    if on_tpu:
+        # Formed before the sweep, it would have to wait in main memory.
+        operand, d_embeddings = lax.optimization_barrier((operand, d_embeddings))
+    update = d_logits[:, None] * operand
+    past_the_end = jnp.where(targets >= 0, targets, d_embeddings.shape[0])
+    past_the_end = past_the_end.T.reshape(-1)  # XLA cuts a vector more cheaply than a matrix
     num_positions, num_targets = targets.shape
-    dim = embeddings.shape[1]
-    at_once = GATHERED_BYTES // (num_positions * dim * embeddings.dtype.itemsize)
-    at_once = max(1, min(at_once, num_targets))
 
-    def add_some(total: Array, some: Array) -> tuple[Array, None]:  # some: [at_once, T] int32
-        is_target = some >= 0
-        vectors = matmul_operand(embeddings[jnp.where(is_target, some, 0)], config)
-        vectors = jnp.where(is_target[:, :, None], vectors.astype(jnp.float32), 0)
-        return total + vectors.sum(axis=0), None
+    def one_target(target: Array, state: tuple) -> tuple:
+        row = lax.dynamic_slice(past_the_end, (target * num_positions,), (num_positions,))
+        options = {"mode": "drop", "wrap_negative_indices": False}
+        d_embeddings, d_bias = state
+        d_embeddings = d_embeddings.at[row].add(update, **options)
+        d_bias = None if d_bias is None else d_bias.at[row].add(d_logits, **options)
+        return d_embeddings, d_bias
 
-    # Targets lead: a sum over a leading axis adds whole registers.
-    padded = jnp.pad(targets.T, ((0, -num_targets % at_once), (0, 0)), constant_values=-1)
-    total = jnp.zeros_like(embeddings, shape=(num_positions, dim), dtype=jnp.float32)
+    state = (d_embeddings, sweep.d_bias)
+    d_embeddings, d_bias = lax.fori_loop(0, num_targets, one_target, state)
+    d_activations = sweep.d_activations + sums.d_activations
+    gradients = {"d_activations": d_activations, "d_embeddings": d_embeddings, "d_bias": d_bias}
+    return CorrectedSweep(dataclasses.replace(sweep, **gradients), None, None)
+
+
+def _add_up_rows(embeddings: Array, targets: Array, activations: Array | None,
+                 d_logits: Array | None, config: SweepConfig,
+                 takes_kernel: bool) -> tuple[Array | None, Array | None]:  # fmt: skip
+    """Summed logits `[T]` of every position's targets, and `[T, D]` their rows times `d_logits`.
+
+    Each where its factor is given.
+    """
+    num_positions, num_targets = targets.shape
+    row_bytes = embeddings.shape[1] * embeddings.dtype.itemsize
+    at_once = max(1, min(GATHERED_BYTES // (num_positions * row_bytes), num_targets))
+    if takes_kernel:
+        at_once = min(at_once, pallas_tpu.most_targets(row_bytes))
+
+    def add_up(some: Array) -> tuple[Array | None, Array | None]:  # some: [at_once, T] int32
+        rows = embeddings[jnp.where(some >= 0, some, 0)]
+        return on_platform(
+            (rows, some, activations, d_logits),
+            partial(pallas_tpu.add_up_targets, config=config),
+            partial(_add_up_by_xla, config=config),
+            takes_kernel and at_once > 1,
+            config,
+        )
+
     if at_once == num_targets:
-        return add_some(total, padded)[0]
+        return add_up(targets.T)
+    padded = jnp.pad(targets.T, ((0, -num_targets % at_once), (0, 0)), constant_values=-1)
+    groups = padded.reshape(-1, at_once, num_positions)
+
+    def add_group(total: tuple, some: Array) -> tuple:
+        return jax.tree.map(jnp.add, total, add_up(some)), None
+
     # A loop, since the compiler would gather for all groups at the same time.
-    return lax.scan(add_some, total, padded.reshape(-1, at_once, num_positions))[0]
+    zeros = partial(jnp.zeros_like, embeddings, dtype=jnp.float32)  # vary over a mesh as these do
+    total = (
+        None if activations is None else zeros(shape=(num_positions,)),
+        None if d_logits is None else zeros(shape=(num_positions, embeddings.shape[1])),
+    )
+    return lax.scan(add_group, total, groups)[0]
+
+
+def _add_up_by_xla(rows: Array, targets: Array, activations: Array | None, d_logits: Array | None,
+                   config: SweepConfig) -> tuple[Array | None, Array | None]:  # fmt: skip
+    """What `pallas_tpu.add_up_targets` computes, by XLA."""
+    rows = matmul_operand(rows, config).astype(jnp.float32)
+    # Targets lead: a sum over a leading axis adds whole registers.
+    total = jnp.where(targets[:, :, None] >= 0, rows, 0).sum(axis=0)
+    return (
+        None if activations is None else jnp.sum(activations * total, axis=1),
+        None if d_logits is None else d_logits[:, None] * total,
+    )
 
 
 def _add_gradients(

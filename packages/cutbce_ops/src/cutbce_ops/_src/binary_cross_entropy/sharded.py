@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
-from cutbce_ops._src.binary_cross_entropy.dispatch import dense_sweep
+from cutbce_ops._src.binary_cross_entropy.dispatch import dense_sweep, takes_tpu_kernel
 from cutbce_ops._src.binary_cross_entropy.linear_term import add_linear_term, slope_cotangent
 from cutbce_ops._src.binary_cross_entropy.positives import (
     CorrectedSweep,
+    add_up_targets,
     correct_for_targets,
     distinct_targets,
 )
@@ -165,13 +166,18 @@ def _local(activations: Array, embeddings: Array, bias: Array | None, targets: A
         targets = jnp.where(is_here, targets - vocab_offset, -1)
     dim = activations.shape[1]
     activations, embeddings = whole_registers(activations), whole_registers(embeddings)
+    of_targets = (activations, embeddings, bias, targets, d_per_position)
+    sums = add_up_targets(*of_targets, config, wanted)
+    if sums is not None and takes_tpu_kernel(activations, bias, config, wanted):
+        # The kernel of the sweep leaves no memory on the chip to gather into: it has to come later.
+        activations, sums = lax.optimization_barrier((activations, sums))
     factor = slope_cotangent(d_per_position, config)
     dense = dense_sweep(activations, embeddings, bias, factor, vocab_offset, config, wanted)
     dense = add_linear_term(
         dense, activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
     )
     corrected = correct_for_targets(
-        dense, activations, embeddings, bias, targets, d_per_position, config, wanted
+        dense, activations, embeddings, bias, targets, d_per_position, sums, config, wanted
     )
     return dataclasses.replace(corrected, sweep=first_features(corrected.sweep, dim))
 
