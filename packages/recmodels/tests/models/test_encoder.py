@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from model_cases import random_params
 from train_cases import small_recipe
 
 from recmodels import UserError
@@ -81,12 +82,11 @@ def _textbook(recipe, encoder, vectors, visible):
 def test_encoder_equals_the_textbook(name, options):
     recipe = small_recipe(model=name, num_layers=2, num_targets=2, **options)
     model = make_model(recipe)
-    rng = np.random.default_rng(0)
-    # Weights, scales and offsets of a size at which every part of the formula shows.
-    params = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), model.build(VOCAB))
+    rng, params = np.random.default_rng(0), random_params(recipe, VOCAB)
     length = 8 if name == "sasrec" else 10
     vectors, mask = rng.normal(size=(length, 8)), np.arange(length) >= 2
-    output = model.encoder(params)(vectors[None].astype(np.float32), mask[None])[0]
+    encode = jax.jit(lambda params, *inputs: model.encoder(params)(*inputs))
+    output = encode(params, vectors[None].astype(np.float32), mask[None])[0]
     visible = np.broadcast_to(mask, (length, length))
     if name == "sasrec":
         visible = np.tril(visible)

@@ -135,20 +135,19 @@ class BERT4Rec(SequenceModel):
 
     def _draw_spans(self, num_items: Array, key: Array) -> Array:
         """`[B, M, L]` positions of the masked spans, negative where a window has fewer than M."""
-        end_key, offset_key, place_key = jax.random.split(key, 3)
-        num_windows = num_items.shape[0]
-        is_end = jax.random.bernoulli(end_key, self.recipe.mask_end_share, (num_windows,))
-        most = jnp.maximum(num_items - 1 - self.span, 0)
-        offset = jax.random.randint(offset_key, (num_windows,), 0, self.span)
-        offset = jnp.where(is_end, 0, jnp.minimum(offset, most))
+        # One draw: the generator takes longer to compile than everything else here.
+        draws = jax.random.uniform(key, (num_items.shape[0], 2 + self.num_places))
+        is_end = draws[:, 0] < self.recipe.mask_end_share
+        most = jnp.clip(num_items - 1 - self.span, 0, self.span - 1)
+        offset = jnp.minimum((draws[:, 1] * self.span).astype(jnp.int32), most)
+        offset = jnp.where(is_end, 0, offset)
         num_places = jnp.maximum((num_items - 1 - offset) // self.span, 1)
         num_places = jnp.where(is_end, 1, num_places)
         num_spans = jnp.minimum(jnp.asarray(self.num_spans)[num_items], num_places)
         # The first of a random order of the places there are; places count from the end.
-        score = jax.random.uniform(place_key, (num_windows, self.num_places))
-        score = jnp.where(jnp.arange(self.num_places) < num_places[:, None], score, 2.0)
+        is_place = jnp.arange(self.num_places) < num_places[:, None]
         most_spans = int(self.num_spans.max())
-        place = jnp.argsort(score, axis=1)[:, :most_spans]
+        place = jnp.argsort(jnp.where(is_place, draws[:, 2:], 2.0), axis=1)[:, :most_spans]
         start = self.num_positions - offset[:, None] - (place + 1) * self.span
         start = jnp.where(jnp.arange(most_spans) < num_spans[:, None], start, -self.num_positions)
         return start[..., None] + jnp.arange(self.span)
