@@ -420,6 +420,14 @@ def test_trips_of_other_loops_are_not_taken(stated: str):
 
 
 def test_metadata_over_several_lines_keeps_the_rest():
+def test_loops_of_the_compiler_need_no_statement():
+    text = BUNDLES.replace("%s6_s4, 8 /*", "%s77_s7, %s6_s4 /*")
+    found = report(
+        with_metadata(STATED.replace("[4, 32, 64]", "[4, 64]")), {"sweep.3": (text, UTILIZATION)}
+    )
+    assert [loop.iterations for loop in found.kernels[0].loops] == [1, 4, 0, 64]
+
+
     (kernel,) = tpu_lab.summarize(with_metadata(STATED)).kernels
     (plain,) = tpu_lab.summarize(HLO).kernels
     assert kernel.loop_iterations == (4, 32, 64)

@@ -18,6 +18,7 @@ from cutbce_ops._src.tpu_lab.report import (
 )
 
 Iterations = Mapping[str, Mapping[int, int]]
+COPY_BUNDLES = 64  # of a loop that copies a partial block, at most; 5 to 33 were seen
 
 
 def make_report(
@@ -104,11 +105,23 @@ def _schedules(
 
 
 def _stated(call: KernelCall, schedule: Schedule) -> dict[int, int]:
-    """Trips that the kernel itself states, by loop; none if the compiler made other loops of it."""
-    loops = range(1, len(schedule.loops))
-    if len(call.loop_iterations) != len(loops):
+    """Trips that the kernel itself states, by loop; none if the compiler made other loops of it.
+
+    Loops that copy the part of a last block that is there are the compiler's own. They are short,
+    run once, and are left out.
+    """
+    numbers = range(1, len(schedule.loops))
+    copies = {
+        number
+        for number in numbers
+        if schedule.loops[number].trips is None
+        and schedule.loops[number].bundles <= COPY_BUNDLES
+        and len(call.loop_iterations) < len(numbers)
+    }
+    own = [number for number in numbers if number not in copies]
+    if not call.loop_iterations or len(call.loop_iterations) != len(own):
         return {}
-    return dict(zip(loops, call.loop_iterations, strict=True))
+    return {**dict(zip(own, call.loop_iterations, strict=True)), **dict.fromkeys(copies, 0)}
 
 
 def _kernels(
