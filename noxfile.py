@@ -167,6 +167,16 @@ def bench_input(session: nox.Session) -> None:
     session.run("python", script, *session.posargs, env=_on_cpu())
 
 
+@nox.session(name="bench-training")
+def bench_training(session: nox.Session) -> None:
+    """Training throughput and memory against PyTorch: -- --shapes beauty --rounds 9."""
+    # Any build of PyTorch serves, and the usual one brings gigabytes for GPUs: PIP_CONSTRAINT can
+    # name the version of which there is a build for CPUs at hand.
+    _install_packages(session, *_group("recmodels", "bench"))
+    script = "packages/recmodels/benchmarks/bench_training.py"
+    session.run("python", script, *session.posargs, env=_on_cpu())
+
+
 @nox.session(name="bench-tpu")
 def bench_tpu(session: nox.Session) -> None:
     """Schedules of the TPU kernels and of the published algorithm; needs no TPU, takes minutes."""
