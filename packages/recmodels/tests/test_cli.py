@@ -45,7 +45,9 @@ def test_mistakes_give_one_line_and_status_2(capsys, arguments, message):
     assert message in error
 
 
-@pytest.mark.parametrize("command", ["prepare", "recipes", "train", "evaluate", "compare", "plan"])
+@pytest.mark.parametrize(
+    "command", ["prepare", "describe", "recipes", "train", "evaluate", "compare", "plan"]
+)
 def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

@@ -4,12 +4,14 @@ The numbers are those of the list of user wishes; each test states the right beh
 """
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from store_cases import Options, distinct_store, tiny_store
 
+from recmodels._src.data import raw, sequences
 from recmodels._src.data.pipeline import evaluation_batches, train_batches, training_window_lengths
 from recmodels._src.data.prepare import prepare
 from recmodels._src.data.splits import Split
@@ -70,6 +72,20 @@ def test_point_3_equal_times_keep_the_order_of_the_file(tmp_path):
         expected = [i for _, i in sorted(own, key=lambda pair: pair[0])]
         assert store.item_ids()[store.sequence(row) - 1].tolist() == expected
     assert store.digest == SequenceStore.open(tmp_path / "again").digest
+
+
+def test_point_3_equal_times_keep_the_order_however_the_file_is_cut(tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    user, item, time = rng.integers(0, [[9], [1000], [4]], (3, 2_000))
+    events = pl.DataFrame({"u": user, "i": item, "t": time})
+    events.write_csv(tmp_path / "a.csv")
+    columns = {"format": "csv", "user": "u", "item": "i", "time": "t"}
+    prepare(tmp_path / "a.csv", tmp_path / "whole", **columns)
+    monkeypatch.setattr(raw, "CHUNK_EVENTS", 300)
+    monkeypatch.setattr(sequences, "PART_EVENTS", 150)
+    prepare(tmp_path / "a.csv", tmp_path / "pieces", **columns)
+    for path in sorted((tmp_path / "whole").iterdir()):
+        assert path.read_bytes() == (tmp_path / "pieces" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize(("protocol", "minimum"), [("next-8", 27), ("leave-one-out", 3)])
@@ -151,6 +167,46 @@ def test_point_9_preparation_makes_no_python_objects_per_event(tmp_path):
     tracemalloc.stop()
     assert peak_bytes < 60 * num_events
     assert SequenceStore.open(tmp_path / "s").num_interactions == num_events
+
+
+def _peak_bytes_of_preparing(path: Path, out: Path) -> int:
+    tracemalloc.start()
+    prepare(path, out, format="parquet", user="u", item="i", time="t")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak_bytes
+
+
+def test_point_9_memory_does_not_grow_with_the_number_of_events(tmp_path, monkeypatch):
+    monkeypatch.setattr(raw, "CHUNK_EVENTS", 10_000)
+    monkeypatch.setattr(sequences, "PART_EVENTS", 10_000)
+    rng, peaks = np.random.default_rng(0), []
+    for num_events in (40_000, 400_000):
+        columns = {name: rng.integers(0, high, num_events) for name, high in
+                   (("u", 500), ("i", 900), ("t", 10**6))}  # fmt: skip
+        path = tmp_path / f"{num_events}.parquet"
+        pl.DataFrame(columns).write_parquet(path)
+        peaks.append(_peak_bytes_of_preparing(path, tmp_path / f"s{num_events}"))
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_point_13_a_grown_catalog_keeps_the_rows_of_known_items(tmp_path):
+    (tmp_path / "old").write_text("u m\nu b\nv x\n")
+    (tmp_path / "new").write_text("u m\nu a\nw x\nw z\nw a\n")
+    prepare(tmp_path / "old", tmp_path / "s1", format="pairs")
+    prepare(tmp_path / "new", tmp_path / "s2", format="pairs", ids_from=tmp_path / "s1")
+    old, new = (SequenceStore.open(tmp_path / name) for name in ("s1", "s2"))
+    # "b" did not occur again and keeps its row all the same; new items come after.
+    assert old.item_ids().tolist() == ["b", "m", "x"]
+    assert new.item_ids().tolist() == ["b", "m", "x", "a", "z"]
+    assert [new.sequence(user).tolist() for user in range(2)] == [[2, 4], [3, 5, 4]]
+    assert pl.read_parquet(tmp_path / "s2" / "items.parquet")["count"].to_list() == [0, 1, 1, 2, 1]
+    assert new.meta["source"]["ids_from"] == old.digest
+    # And once more, over what was grown already.
+    (tmp_path / "third").write_text("u A\n")
+    prepare(tmp_path / "third", tmp_path / "s3", format="pairs", ids_from=tmp_path / "s2")
+    third = SequenceStore.open(tmp_path / "s3")
+    assert third.item_ids().tolist() == ["b", "m", "x", "a", "z", "A"]
 
 
 def test_point_10_data_position_is_part_of_the_state(tmp_path):

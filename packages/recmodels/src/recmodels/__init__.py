@@ -27,5 +27,7 @@ from recmodels._src.plan_report import PlanSweep as PlanSweep
 from recmodels._src.recipe import RECIPES as RECIPES
 from recmodels._src.recipe import Recipe as Recipe
 from recmodels._src.recipe import get_recipe as get_recipe
+from recmodels._src.recommend import Recommendations as Recommendations
+from recmodels._src.recommend import recommend as recommend
 from recmodels._src.train.loop import TrainResult as TrainResult
 from recmodels._src.train.loop import train as train

@@ -64,6 +64,33 @@ def test_every_option_reaches_the_store(tmp_path):
     assert store.meta["filters"]["min_interactions"] == 2
 
 
+def test_filters_reach_the_store_and_the_report(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("1,x,5\n1,x,5\n1,y,4\n2,y,1\n2,x,1\n3,z,1\n")
+    options = ["--no-header", "--user", 1, "--item", 2, "--time", 3, "--format", "csv"]
+    filters = ["--k-core", 2, "--deduplicate", "exact"]
+    _run(tmp_path / "a.csv", *options, *filters, "--out", tmp_path / "s")
+    store = SequenceStore.open(tmp_path / "s")
+    histories = [store.item_ids()[store.sequence(user) - 1].tolist() for user in range(2)]
+    assert histories == [["y", "x"], ["y", "x"]]
+    assert store.meta["filters"] == {
+        "min_played_pct": 0, "deduplicate": "exact", "min_interactions": 1, "k_core": 2,
+    }  # fmt: skip
+    skipped = {"exact duplicate of an earlier event": 1, "user with fewer than 2 events": 1}
+    assert store.meta["skipped"] == skipped
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"skipped         {count} x {reason}" for reason, count in skipped.items()
+    ]
+
+
+def test_rows_of_another_store(tmp_path):
+    (tmp_path / "a").write_text("1 20\n")
+    (tmp_path / "b").write_text("1 10\n1 20\n")
+    _run(tmp_path / "a", "--format", "pairs", "--out", tmp_path / "s1")
+    _run(tmp_path / "b", "--format", "pairs", "--out", tmp_path / "s2", "--ids-from",
+         tmp_path / "s1")  # fmt: skip
+    assert SequenceStore.open(tmp_path / "s2").item_ids().tolist() == [20, 10]
+
+
 def test_synthetic(tmp_path, capsys):
     sizes = ["--num-users", 40, "--num-items", 200, "--seed", 3, "--min-played-pct", 50]
     assert _run("--synthetic", *sizes, "--out", tmp_path / "s") == 0
@@ -97,6 +124,8 @@ def test_synthetic(tmp_path, capsys):
         (["x", "--format", "pairs", "--num-users", 9], "--num-users needs --synthetic"),
         (["--format", "pairs"], "PATH is missing; give PATH and --format"),
         (["x"], "--format is missing; give PATH and --format .one of yambda-flat, "),
+        (["x", "--format", "pairs", "--k-core", -1], "`k_core` must not be negative; got -1"),
+        (["x", "--format", "pairs", "--ids-from", "nowhere"], "nowhere is not a sequence store"),
         (["--synthetic", "--num-items", 5], "`num_items` must be between 100 and"),
     ],
 )
@@ -104,6 +133,16 @@ def test_wrong_options(tmp_path, arguments, message):
     with pytest.raises(UserError, match=message):
         _run(*arguments, "--out", tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_exact_duplicates_need_times(tmp_path):
+    (tmp_path / "a").write_text("1 2\n1 2\n")
+    message = "--deduplicate exact compares times, and a is read without"
+    with pytest.raises(UserError, match=message):
+        _run(tmp_path / "a", "--format", "pairs", "--deduplicate", "exact", "--out", tmp_path / "s")
+    with pytest.raises(UserError, match="must be one of none, exact, consecutive; got 'all'"):
+        prepare(tmp_path / "a", tmp_path / "s", format="pairs", deduplicate="all")  # pyright: ignore
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_help_has_examples(capsys):

@@ -16,6 +16,7 @@ from recmodels._src.evaluate import evaluate
 from recmodels._src.evaluation.measure import Baselines
 from recmodels._src.plan import CompilerFailedError, plan, plan_largest_batch, plan_sweep
 from recmodels._src.recipe import RECIPES, Recipe, get_recipe
+from recmodels._src.recommend import check_k, recommend
 from recmodels._src.train.loop import train
 from recmodels._src.train.run_directory import installed_version
 
@@ -128,15 +129,25 @@ def _add_train(commands: Any) -> None:
     )
     parser.add_argument("--data", required=True, metavar="STORE", help="sequence store to read")
     parser.add_argument("--out", required=True, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--recommend",
+        type=int,
+        metavar="K",
+        help="then write the best K items for every user to RUN/recommendations.csv",
+    )
     _add_recipe_options(parser)
 
 
 def _run_train(parsed: argparse.Namespace) -> None:
+    if parsed.recommend is not None:
+        check_k(parsed.recommend)  # better now than after the training
     result = train(_chosen_recipe(parsed), parsed.data, parsed.out)
     if result.already_finished:
         print(f"{result.run_dir} is finished already ({result.step} steps); its results were:")
     print(result.test)
     print(f"bundle: {result.bundle}")
+    if parsed.recommend is not None:
+        print(recommend(result.run_dir, store=parsed.data, k=parsed.recommend))
 
 
 def _add_evaluate(commands: Any) -> None:

@@ -172,30 +172,49 @@ def _evaluation_batches(
         user = users[begin : begin + batch_size]
         bounds = split.evaluation(store.lengths[user], part)
         first = store.offsets[user]
-        stop = first + bounds.input_stop
-        batch = {
-            "user": user,
-            "history": _gather(
-                store,
-                np.maximum(first, stop - max_length),
-                stop,
-                max_length,
-                PAD_ROW,
-                align="right",
-            ),
-            "targets": _gather(
-                store,
-                first + bounds.target_start,
-                first + bounds.target_stop,
-                split.num_evaluation_targets,
-                PAD_TARGET,
-                align="left",
-            ),
-            "seen": _gather(
-                store, first, stop, _seen_width(bounds.input_stop), PAD_TARGET, align="left"
-            ),
-        }
+        batch = _inputs(store, user, bounds.input_stop, max_length)
+        batch["targets"] = _gather(
+            store,
+            first + bounds.target_start,
+            first + bounds.target_stop,
+            split.num_evaluation_targets,
+            PAD_TARGET,
+            align="left",
+        )
         yield {name: _fill_up(name, array, batch_size) for name, array in batch.items()}
+
+
+def history_batches(
+    store: SequenceStore, max_length: int, batch_size: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """All users with all they have, shortest first, in batches of one size.
+
+    Args:
+      store: the sequences.
+      max_length: N, the most recent items that the model reads.
+      batch_size: b; the last batch is filled up with user -1.
+
+    Yields:
+      `user`, `history` and `seen` as `evaluation_batches` does; nothing is held out.
+    """
+    users = np.argsort(store.lengths, kind="stable")
+    for begin in range(0, len(users), batch_size):
+        user = users[begin : begin + batch_size]
+        batch = _inputs(store, user, store.lengths[user], max_length)
+        yield {name: _fill_up(name, array, batch_size) for name, array in batch.items()}
+
+
+def _inputs(
+    store: SequenceStore, user: np.ndarray, input_stop: np.ndarray, max_length: int
+) -> dict[str, np.ndarray]:
+    first = store.offsets[user]
+    stop = first + input_stop
+    start = np.maximum(first, stop - max_length)
+    return {
+        "user": user,
+        "history": _gather(store, start, stop, max_length, PAD_ROW, align="right"),
+        "seen": _gather(store, first, stop, _seen_width(input_stop), PAD_TARGET, align="left"),
+    }
 
 
 def _seen_width(input_stop: np.ndarray) -> int:
