@@ -2,6 +2,9 @@ import contextlib
 import importlib.util
 import json
 import math
+import subprocess
+import sys
+import tempfile
 
 import jax
 import pytest
@@ -18,7 +21,7 @@ from recmodels import (
 from recmodels._src import plan as plan_module
 from recmodels._src.cli import main
 from recmodels._src.plan import CATALOGS, next_batch
-from recmodels._src.plan_client import DoesNotFitError
+from recmodels._src.plan_client import CompilerFailedError, DoesNotFitError, PlanClient
 from recmodels._src.plan_flops import model_flops
 from recmodels._src.plan_report import ESTIMATE, PlanReport
 from recmodels._src.recipe import RECIPES
@@ -211,6 +214,32 @@ def test_command_line(compiler, capsys):
     assert "one step of" in capsys.readouterr().out
     assert main([*command, "--sweep", "layers=2"]) == 2
     assert "must be batch, batch=64,128 or max-length=128,256" in capsys.readouterr().err
+
+
+def test_answers_of_the_compiling_process():
+    program = """
+import json, sys
+for line in sys.stdin:
+    kind = json.loads(line)["topology"]
+    print("libtpu says hello")
+    if kind == "dies":
+        sys.exit("first line\\nout of luck")
+    print("recmodels-plan " + json.dumps({kind: "the reason", "mesh": "data=8"}), flush=True)
+"""
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=-1, stdout=-1, stderr=log, text=True
+        ) as process,
+    ):
+        client = PlanClient(process, log)
+        assert client.ask(_recipe(), "fine", 9) == {"fine": "the reason", "mesh": "data=8"}
+        with pytest.raises(UserError, match=r"^the reason$"):
+            client.ask(_recipe(), "error", 9)
+        with pytest.raises(DoesNotFitError, match="small does not fit does_not_fit: the reason"):
+            client.ask(_recipe(), "does_not_fit", 9)
+        with pytest.raises(CompilerFailedError, match="failed: out of luck"):
+            client.ask(_recipe(), "dies", 9)
 
 
 @pytest.mark.parametrize(("loss", "num_scored"), [("cut-bce", 1001), ("sampled-bce", 8 + 20)])
