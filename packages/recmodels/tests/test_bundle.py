@@ -6,11 +6,13 @@ import jax.export
 import numpy as np
 import polars as pl
 import pytest
+from model_cases import random_params
 from train_cases import NUM_ITEMS, chain_store, finished_run, small_recipe
 
 from recmodels import UserError
 from recmodels._src.bundle import write_bundle
 from recmodels._src.evaluate import make_query_function
+from recmodels._src.models.base import output_table
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.step import initial_state
 
@@ -39,6 +41,30 @@ def test_scores_are_those_of_the_model():
         scores = np.asarray(queries) @ vectors.T
         expected = np.asarray(own + params["output_bias"])
         np.testing.assert_allclose(scores[:, 1:], expected[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "bert4rec", "num_targets": 2, "norm": "post"},
+        {"model": "bert4rec", "tie_embeddings": False, "output_bias": False},
+        {"model": "sasrec", "tie_embeddings": False, "positions": "rotary"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_scores_as_its_bundle(tmp_path, options):
+    store, recipe = chain_store(tmp_path / "store"), small_recipe(**options)
+    params = random_params(recipe, NUM_ITEMS + 1)
+    write_bundle(tmp_path / "bundle", recipe, params, store, step=0)
+    vectors = np.load(tmp_path / "bundle" / "item_embeddings.npy")
+    history = np.random.default_rng(0).integers(1, NUM_ITEMS + 1, (3, 8))
+    history[0, :3], history[1] = 0, 0
+    queries = np.asarray(_encoder(tmp_path / "bundle").call(vectors[history], history > 0))
+    assert np.isfinite(queries).all()
+    own = make_query_function(recipe)(params, history) @ output_table(params).T
+    expected = np.asarray(own) + params.get("output_bias", 0)
+    np.testing.assert_allclose((queries @ vectors.T)[:, 1:], expected[:, 1:], rtol=1e-4, atol=1e-4)
+    assert _manifest(tmp_path / "bundle")["model"]["kind"] == options["model"]
 
 
 def test_history_of_nothing_gives_a_finite_query():

@@ -11,6 +11,7 @@ import optax
 import pytest
 from train_cases import NUM_ITEMS, small_recipe
 
+from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
 from recmodels._src.train.optimizer import (
     decayed,
@@ -50,7 +51,7 @@ def _dense_step(recipe, state, history, targets):
         vectors = params["item_embeddings"][history]
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
         activations = model.encoder(params)(vectors, history > 0, key)
-        logits = activations @ params["item_embeddings"].T + params["output_bias"]
+        logits = activations @ output_table(params).T + params["output_bias"]
         labels = (targets[..., None] == jnp.arange(VOCAB)).any(-2)
         per_position = optax.sigmoid_binary_cross_entropy(logits, labels).sum(-1)
         weights = (targets >= 0).any(-1)
@@ -61,9 +62,11 @@ def _dense_step(recipe, state, history, targets):
     return loss / VOCAB, optax.tree.norm(gradients), optax.apply_updates(state.params, updates)
 
 
-@pytest.mark.parametrize("capacity", [None, 64, 63])
-def test_step_equals_dense_step(capacity):
-    recipe = small_recipe(weight_decay=0.1)
+@pytest.mark.parametrize(
+    ("capacity", "tie_embeddings"), [(None, True), (64, True), (63, True), (63, False)]
+)
+def test_step_equals_dense_step(capacity, tie_embeddings):
+    recipe = small_recipe(weight_decay=0.1, tie_embeddings=tie_embeddings)
     history, targets = _batch()
     assert (targets >= 0).any(-1).sum() <= 63
     state = initial_state(recipe, _counts())
@@ -128,18 +131,25 @@ def test_eight_devices_equal_one():
         import jax, numpy as np
         from test_step import VOCAB, _batch, _counts, small_recipe
         from recmodels._src.train.placement import Placement
-        recipe, (history, targets) = small_recipe(dropout=0.3), _batch()
-        results = []
-        for placement in (Placement(VOCAB, VOCAB), Placement.of_this_machine(recipe, VOCAB)):
-            state = placement.initial_state(recipe, _counts())
-            step = placement.compile_step(recipe)
-            for _ in range(2):
-                state, metrics = step(state, history, targets, None)
-            results.append((jax.tree.leaves(state.params), metrics))
-        assert len(placement.mesh.devices) == 8
-        for one, eight in zip(results[0][0], results[1][0], strict=True):
-            np.testing.assert_allclose(one, eight, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(results[0][1].loss, results[1][1].loss, rtol=1e-5)
+        history, targets = _batch()
+        for options in (
+            {},
+            {"model": "bert4rec", "tie_embeddings": False, "table": "sharded"},
+        ):
+            recipe, results = small_recipe(dropout=0.3, **options), []
+            for placement in (Placement(VOCAB, VOCAB), Placement.of_this_machine(recipe, VOCAB)):
+                state = placement.initial_state(recipe, _counts())
+                step = placement.compile_step(recipe)
+                for _ in range(2):
+                    state, metrics = step(state, history, targets, None)
+                results.append((jax.tree.leaves(state.params), metrics))
+            assert len(placement.mesh.devices) == 8
+            assert placement.is_table_sharded == ("table" in options)
+            for one, eight in zip(results[0][0], results[1][0], strict=True):
+                # A sharded table has unused rows at its end.
+                np.testing.assert_allclose(one, eight[: len(one)], rtol=1e-3, atol=1e-5)
+                assert not np.any(eight[len(one) :])
+            np.testing.assert_allclose(results[0][1].loss, results[1][1].loss, rtol=1e-5)
     """
     folder = Path(__file__).parent
     environment = os.environ | {
