@@ -30,8 +30,8 @@ class Difference:
     a: float  # mean over users of run A
     b: float  # mean over users of run B
     difference: float  # b - a
-    low: float  # bounds of the difference: 95 % percentile bootstrap over users, paired
-    high: float
+    low: float  # lower bound of the difference: 95 % percentile bootstrap over users, paired
+    high: float  # upper bound
     p_value: float  # two-sided, from the share of resamples with the other sign
 
 
@@ -39,8 +39,8 @@ class Difference:
 class Comparison:
     """Two runs on the same users, with the protocol they were measured under."""
 
-    run_a: str  # run directories
-    run_b: str
+    run_a: str  # directory of run A
+    run_b: str  # directory of run B
     part: Part  # which held-out part
     protocol: str  # split of both runs
     num_targets: int  # held-out items of each user
