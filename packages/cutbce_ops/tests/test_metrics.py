@@ -54,6 +54,15 @@ def test_several_thresholds_keep_their_axis():
     np.testing.assert_allclose(cutbce_ops.f_beta(counts), [8 / 14, 1 / 3], rtol=1e-6)
 
 
+def test_counts_must_fit_their_thresholds():
+    counts = cutbce_ops.ConfusionCounts(*(jnp.zeros((4, 2)),) * 4, thresholds=(0.1, 0.5, 0.9))
+    for metric in (cutbce_ops.auc_pr, cutbce_ops.recall):
+        with pytest.raises(
+            ValueError, match=r"`counts.tp` must have shape \[..., 3\].*got \(4, 2\)"
+        ):
+            metric(counts)
+
+
 def curve(tp, fp, num_targets) -> cutbce_ops.ConfusionCounts:
     tp, fp = np.asarray(tp), np.asarray(fp)
     thresholds = tuple(np.linspace(0.1, 0.9, len(tp)).tolist())

@@ -120,6 +120,12 @@ def test_bfloat16_tables_are_ranked_in_float32():
         ({"k": 0}, ValueError, r"`k` must lie in \[1, 200\], the size of the catalog; got 0"),
         ({"k": 201}, ValueError, r"`k` must lie in \[1, 200\].*got 201"),
         ({"k": 2.0}, TypeError, "`k` must be a static Python int.*got float"),
+        (
+            {"queries": jnp.zeros((6, 0)), "embeddings": jnp.zeros((200, 0))},
+            ValueError,
+            r"`embeddings` must not be empty; got \(200, 0\)",
+        ),
+        ({"embeddings": jnp.zeros((0, 8)), "bias": None}, ValueError, "`embeddings` must not be"),
         ({"vocab_size": 201}, ValueError, r"`vocab_size` must lie in \[1, 200\]"),
         ({"exclude": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"`exclude`.*\[6, any\].*\(5, 2\)"),
         ({"exclude": jnp.zeros((6, 2))}, TypeError, "`exclude` must hold integer"),

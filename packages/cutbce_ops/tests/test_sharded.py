@@ -287,6 +287,11 @@ def test_sharding_errors(mesh):
         cutbce_ops.LossSharding(mesh, "rows", None)
     with pytest.raises(ValueError, match=r"`vocabulary_axes` repeats an axis"):
         cutbce_ops.LossSharding(mesh, None, ("data", "data"))
+    with pytest.raises(TypeError, match=r"`mesh` must be a jax.sharding.Mesh .*; got NoneType"):
+        cutbce_ops.LossSharding(None)
+    for wrong in (1, ("data", 2)):
+        with pytest.raises(TypeError, match=r"`position_axes` must be the name .*; got \(?['1]"):
+            cutbce_ops.LossSharding(mesh, wrong)
 
 
 def test_explicit_axes_need_a_sharding():

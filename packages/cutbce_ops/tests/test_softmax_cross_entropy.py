@@ -135,7 +135,9 @@ def test_extreme_logits_stay_finite(logit: float):
     loss, gradients = value_and_gradients(problem, targets)
     truth = truth_of(problem, targets)
     np.testing.assert_allclose(loss, truth.loss, rtol=4e-7)
-    # 639 equal terms, which all round the same way.
+    # 639 equal terms. Added up one after the other in float32, as XLA's product does here, they all
+    # round the same way: 2.2e-6 by itself. Only another order (eight sums side by side: 6e-7) would
+    # reach 1e-6, and the order is XLA's.
     np.testing.assert_allclose(gradients[0], truth.d_activations, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(gradients[1], truth.d_embeddings, rtol=1e-5, atol=1e-4)  # of 100
 

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cutbce_ops import tpu_lab
+from cutbce_ops._src.hardware import HardwareSpec
 from cutbce_ops._src.tpu_lab import topology
 from cutbce_ops._src.tpu_lab.estimate import make_report, ring_seconds
 from cutbce_ops._src.tpu_lab.program import Program, lower
@@ -419,7 +420,6 @@ def test_trips_of_other_loops_are_not_taken(stated: str):
     assert found.kernels[0].cycles == report().kernels[0].cycles
 
 
-def test_metadata_over_several_lines_keeps_the_rest():
 def test_loops_of_the_compiler_need_no_statement():
     text = BUNDLES.replace("%s6_s4, 8 /*", "%s77_s7, %s6_s4 /*")
     found = report(
@@ -428,6 +428,7 @@ def test_loops_of_the_compiler_need_no_statement():
     assert [loop.iterations for loop in found.kernels[0].loops] == [1, 4, 0, 64]
 
 
+def test_metadata_over_several_lines_keeps_the_rest():
     (kernel,) = tpu_lab.summarize(with_metadata(STATED)).kernels
     (plain,) = tpu_lab.summarize(HLO).kernels
     assert kernel.loop_iterations == (4, 32, 64)
@@ -446,6 +447,9 @@ def test_chips(name: str):
     assert known.name == name
     assert 8e9 < known.hbm_bytes < 200e9
     assert 0.5e12 < known.hbm_bytes_per_s < 8e12
+    core = HardwareSpec.of(name.removeprefix("tpu"))  # the one table of chips
+    assert (known.device_kind, known.clock_hz) == (core.device_kind, core.clock_hz)
+    assert known.hbm_bytes == core.hbm_bytes * known.num_cores
     assert 16 * 2**20 <= known.vmem_bytes <= 128 * 2**20
     # The clock is the one that makes the peak a whole number of MXU operations per cycle.
     per_cycle = known.bf16_flops_per_s / known.clock_hz / known.num_cores / 2**17
@@ -453,11 +457,24 @@ def test_chips(name: str):
 
 
 def test_unknown_chips_and_slices():
-    with pytest.raises(ValueError, match="must start with one of v4, v5e, v5p, v6e, tpu7x"):
+    with pytest.raises(ValueError, match=r"must start with one of v4, v5e, v5p, v6e, tpu7x.*got"):
         tpu_lab.chip("v9")
     for wrong in ("v6e", "v6e:", "v6e:2xx", "h100:8", "v6e:0x4"):
         with pytest.raises(ValueError, match=r"`topology` must be a chip and its slice"):
             topology.check_name(wrong)
+
+
+def test_mistakes_in_the_arguments_of_compile_for():
+    class WithoutSchedules:
+        schedule = False
+
+    for wrong in (None, 3):
+        with pytest.raises(TypeError, match=f"`topology` must be text such as .*; got {wrong}"):
+            tpu_lab.compile_for(jnp.tanh, wrong, 1.0)
+        with pytest.raises(ValueError, match=f"must start with one of v4, .*; got {wrong}"):
+            tpu_lab.mesh_for(wrong, (1,), ("one",))
+    with pytest.raises(ValueError, match="`compiler` was started with schedule=False"):
+        tpu_lab.compile_for(jnp.tanh, "v6e:1x1", 1.0, compiler=WithoutSchedules())
 
 
 def test_mesh_and_target():

@@ -49,6 +49,7 @@ def require_integer(name: str, array: Array) -> None:
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
     """Raises ValueError unless `array.shape == shape`; `reason` says where the shape comes from."""
+    require_array(name, array)
     if array.shape != shape:
         raise ValueError(f"`{name}` must have shape {shape} to match {reason}; got {array.shape}.")
 
@@ -69,8 +70,16 @@ def require_number(
     number = float(value)
     too_low = number < low or (number == low and not low_is_allowed)
     if too_low or number > high or not math.isfinite(number):
-        bracket = "[" if low_is_allowed else "("
-        raise ValueError(f"`{name}` must be finite and in {bracket}{low}, {high}]; got {value}.")
+        if math.isinf(high):
+            allowed = f"{'at least' if low_is_allowed else 'above'} {low}"
+        else:
+            allowed = f"in {'[' if low_is_allowed else '('}{low}, {high}]"
+        raise ValueError(f"`{name}` must be finite and {allowed}; got {value}.")
+
+
+def list_shape(leading: tuple[Any, ...]) -> str:
+    """Text of the shape of lists with any number of rows: `(4, 2)` becomes "[4, 2, L]"."""
+    return f"[{', '.join([*map(str, leading), 'L'])}]"
 
 
 def resolve_vocab_size(vocab_size: int | None, num_rows: int) -> int:

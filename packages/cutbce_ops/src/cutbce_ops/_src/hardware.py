@@ -26,6 +26,9 @@ class HardwareSpec:
       clock_hz: bundles issued per second.
       matmul_size: rows and columns of a matrix unit.
       has_bfloat16_elements: whether the vector unit computes in bfloat16.
+      cores_per_device: TensorCores of what JAX shows as one device; all else is of one of them.
+      ici_ports: links of a chip to its neighbours.
+      ici_bytes_per_s: bandwidth of one of these links in one direction.
     """
 
     chip: str
@@ -37,6 +40,9 @@ class HardwareSpec:
     clock_hz: float
     matmul_size: int
     has_bfloat16_elements: bool
+    cores_per_device: int
+    ici_ports: int
+    ici_bytes_per_s: float
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -62,22 +68,33 @@ class HardwareSpec:
         return CHIPS[chip]
 
 
+# The bandwidth of a link is the vendor's of a chip, in GB/s and both directions, by two and by its
+# ports (four in a 2-D torus, six in a 3-D one): v4 600 / 6, v5e 400 / 4, v5p 1200 / 6, v6e 800 / 4,
+# 7x 1200 / 6.
 CHIPS = {
     spec.chip: spec
     for spec in (
-        HardwareSpec("v4", "TPU v4", 16 * MIB, int(17.2 * GB), 615e9, 137.5e12, 1.05e9, 128, False),
         HardwareSpec(
-            "v5e", "TPU v5 lite", 128 * MIB, int(17.2 * GB), 820e9, 197e12, 1.5e9, 128, False
+            "v4", "TPU v4", 16 * MIB, int(17.2 * GB), 615e9, 137.5e12, 1.05e9, 128, False,
+            1, 6, 50e9,
         ),
         HardwareSpec(
-            "v5p", "TPU v5", 64 * MIB, int(51.5 * GB), 1230e9, 229.5e12, 1.75e9, 128, False
+            "v5e", "TPU v5 lite", 128 * MIB, int(17.2 * GB), 820e9, 197e12, 1.5e9, 128, False,
+            1, 4, 50e9,
         ),
         HardwareSpec(
-            "v6e", "TPU v6 lite", 128 * MIB, int(34.4 * GB), 1640e9, 920e12, 1.75e9, 256, True
+            "v5p", "TPU v5", 64 * MIB, int(51.5 * GB), 1230e9, 229.5e12, 1.75e9, 128, False,
+            2, 6, 100e9,
         ),
-        HardwareSpec("7x", "TPU7x", 64 * MIB, 103 * GB, 3700e9, 1155e12, 2.2e9, 256, True),
+        HardwareSpec(
+            "v6e", "TPU v6 lite", 128 * MIB, int(34.4 * GB), 1640e9, 920e12, 1.75e9, 256, True,
+            1, 4, 100e9,
+        ),
+        HardwareSpec(
+            "7x", "TPU7x", 64 * MIB, 103 * GB, 3700e9, 1155e12, 2.2e9, 256, True, 1, 6, 100e9
+        ),
     )
-}
+}  # fmt: skip
 # Runs on all of them: the least memory but v4's, no arithmetic that one of them lacks.
 ANY_TPU = dataclasses.replace(
     CHIPS["v5p"], chip="any", device_kind="unknown TPU", hbm_bytes=CHIPS["v5e"].hbm_bytes

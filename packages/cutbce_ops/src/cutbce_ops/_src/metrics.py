@@ -38,6 +38,8 @@ class ConfusionCounts:
 
 def _totals(counts: ConfusionCounts) -> tuple[Array, Array, Array, Array]:
     """(tp, fp, fn, tn) summed over positions: `[]`, or `[K]` for several thresholds."""
+    if isinstance(counts.thresholds, tuple):
+        _check_last_axis(counts, len(counts.thresholds))
 
     def total(count: Array) -> Array:
         # float32 holds sums beyond 2^31 (V = 10^8 and a few positions) at a relative error of 1e-7.
@@ -46,6 +48,16 @@ def _totals(counts: ConfusionCounts) -> tuple[Array, Array, Array, Array]:
         return jnp.sum(count, axis=tuple(range(count.ndim - num_kept)))
 
     return total(counts.tp), total(counts.fp), total(counts.fn), total(counts.tn)
+
+
+def _check_last_axis(counts: ConfusionCounts, num_thresholds: int) -> None:
+    for name in ("tp", "fp", "fn", "tn"):
+        shape = jnp.shape(getattr(counts, name))
+        if shape[-1:] != (num_thresholds,):
+            raise ValueError(
+                f"`counts.{name}` must have shape [..., {num_thresholds}], one count for each of "
+                f"its {num_thresholds} thresholds; got {shape}."
+            )
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:

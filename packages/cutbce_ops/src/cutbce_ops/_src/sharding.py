@@ -58,8 +58,20 @@ class LossSharding:
     vocabulary_axes: AxisNames = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh | AbstractMesh):
+            raise TypeError(
+                "`mesh` must be a jax.sharding.Mesh or AbstractMesh; "
+                f"got {type(self.mesh).__name__}. For one device leave `sharding` None."
+            )
         for name in ("position_axes", "vocabulary_axes"):
-            axes = _as_tuple(getattr(self, name))
+            axes = getattr(self, name)
+            names = axes if isinstance(axes, tuple | list) else (axes,)
+            if axes is not None and not all(isinstance(axis, str) for axis in names):
+                raise TypeError(
+                    f"`{name}` must be the name of a mesh axis, a tuple of names or None; "
+                    f"got {axes!r}."
+                )
+            axes = _as_tuple(axes)
             unknown = [axis for axis in axes if axis not in self.mesh.shape]
             if unknown:
                 raise ValueError(

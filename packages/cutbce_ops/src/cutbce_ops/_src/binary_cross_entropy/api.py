@@ -256,8 +256,8 @@ def _prepare(
     checks.require_integer("targets", targets)
     if targets.ndim != activations.ndim or targets.shape[:-1] != activations.shape[:-1]:
         raise ValueError(
-            f"`targets` must have shape {(*activations.shape[:-1], 'L')} to match `activations` "
-            f"{activations.shape}; got {targets.shape}."
+            f"`targets` must have shape {checks.list_shape(activations.shape[:-1])} to match "
+            f"`activations` {activations.shape}; got {targets.shape}."
         )
     activations, embeddings = jnp.asarray(activations), jnp.asarray(embeddings)
     bias = None if bias is None else jnp.asarray(bias)

@@ -34,7 +34,12 @@ def flat_weights(position_weights: Array | None, shape: tuple[int, ...]) -> Arra
     """Checked `position_weights` of the given shape as `[T]` float32; ones for None."""
     if position_weights is None:
         position_weights = jnp.ones(shape, jnp.float32)
-    position_weights = jnp.asarray(position_weights)
+    try:
+        position_weights = jnp.asarray(position_weights)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`position_weights` must be an array of real numbers; got {position_weights!r}."
+        ) from error
     checks.require_shape("position_weights", position_weights, shape, "`activations`")
     if jnp.issubdtype(position_weights.dtype, jnp.complexfloating):
         raise TypeError(f"`position_weights` must be real; got dtype {position_weights.dtype}.")

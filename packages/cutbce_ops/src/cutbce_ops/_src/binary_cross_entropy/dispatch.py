@@ -95,10 +95,10 @@ def takes_tpu_kernel(
     activations: Array, bias: Array | None, config: SweepConfig, wanted: Wanted
 ) -> bool:
     """Whether a sweep of these arrays runs the TPU kernel where the program is for a TPU."""
-    if config.implementation is not None:
-        return config.implementation == "mosaic_tpu"
     if not hardware.may_target_tpu():
         return False
+    if config.implementation is not None:
+        return config.implementation == "mosaic_tpu"
     size = activations.shape
     choice = choose("tpu", *size, bias is not None, config, wanted, hardware.target_tpu())
     return choice.implementation == "mosaic_tpu"

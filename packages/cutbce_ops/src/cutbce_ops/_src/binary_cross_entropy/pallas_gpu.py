@@ -26,6 +26,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from cutbce_ops._src import hardware
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.pallas_gpu_tiles import (
     MAX_DIM,
@@ -78,11 +79,17 @@ def sweep(
     """Sweeps all rows as negatives; the other arguments are those of `chunked_xla.dense_sweep`.
 
     With `interpret`, set by tests, the kernels run in Pallas' interpreter on any backend. Raises
-    NotImplementedError when `why_not` has a reason.
+    NotImplementedError when `why_not` has a reason, or when the program is not for a GPU.
     """
     reason = why_not(activations, embeddings, config)
     if reason is not None:
         raise NotImplementedError(f'implementation="gpu": {reason}.')
+    if not interpret and hardware.platform() in ("cpu", "tpu"):
+        raise NotImplementedError(
+            '`implementation="gpu"` needs a program for a GPU, and this one is for '
+            f"{hardware.platform()}. Leave it None, or, to compile for a GPU that is not attached, "
+            "put its mesh in scope (`jax.sharding.use_abstract_mesh`)."
+        )
     # Imported here, since Pallas makes importing the package noticeably slower.
     from cutbce_ops._src.binary_cross_entropy import pallas_gpu_kernel as kernels
 

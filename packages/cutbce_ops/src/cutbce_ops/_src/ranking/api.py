@@ -126,6 +126,8 @@ def _check(
             "`queries` must have shape [Q, D] and `embeddings` [V, D]; "
             f"got {queries.shape} and {embeddings.shape}."
         )
+    if 0 in embeddings.shape:
+        raise ValueError(f"`embeddings` must not be empty; got {embeddings.shape}.")
     if sharding is not None and not isinstance(sharding, LossSharding):
         raise TypeError(
             f"`sharding` must be a LossSharding or None; got {type(sharding).__name__}."

@@ -11,6 +11,7 @@ from cutbce_ops._src.tpu_lab.compiler import Compiler
 from cutbce_ops._src.tpu_lab.estimate import make_report
 from cutbce_ops._src.tpu_lab.program import lower
 from cutbce_ops._src.tpu_lab.report import TpuReport
+from cutbce_ops._src.tpu_lab.topology import check_name
 
 
 def compile_for(
@@ -54,9 +55,16 @@ def compile_for(
         TpuCompilerMissingError: libtpu, or flatbuffers, is not installed.
         DoesNotFitError: HBM or VMEM do not suffice; the message is the compiler's.
         TpuCompileError: the compiler refused the program.
-        TypeError: a sharding is not a `NamedSharding`.
-        ValueError: no such topology, or it has fewer devices than the mesh.
+        TypeError: a sharding is not a `NamedSharding`, or the topology is no text.
+        ValueError: no such topology, it has fewer devices than the mesh, or `compiler` does not
+            write the schedules that are asked for.
     """
+    check_name(topology)
+    if schedule and compiler is not None and not compiler.schedule:
+        raise ValueError(
+            "`compiler` was started with schedule=False, so it writes no schedules: start it with "
+            "schedule=True, or give `schedule=False` here too."
+        )
     program = lower(
         fn,
         topology,

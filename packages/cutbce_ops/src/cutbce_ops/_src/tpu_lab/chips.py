@@ -5,19 +5,11 @@ from collections.abc import Sequence
 
 import jax
 
-# What JAX does not know of a chip. Clock: the one that turns MXU slots into the published peak
-# FLOP/s, since clocks are not published. ICI: the vendor's bidirectional GB/s per chip, divided by
-# two directions and by the ports (four in a 2-D torus, six in a 3-D one):
-# v4 600 / 6, v5e 400 / 4, v5p 1200 / 6, v6e 800 / 4, 7x 1200 / 6.
-# name: (JAX's device kind, JAX's chip version, TensorCores per device, GHz, ports, GB/s one way)
-_TABLE = {
-    "v4": ("TPU v4", "v4", 1, 1.05, 6, 50),
-    "v5e": ("TPU v5 lite", "v5e", 1, 1.5, 4, 50),
-    "v5p": ("TPU v5", "v5p", 2, 1.75, 6, 100),
-    "v6e": ("TPU v6 lite", "v6e", 1, 1.75, 4, 100),
-    "tpu7x": ("TPU7x", "7x", 1, 2.2, 6, 100),
-}
-CHIPS = tuple(_TABLE)
+from cutbce_ops._src import hardware
+
+# Topologies begin with the chip's name, but for the 7x.
+_CHIPS = {{"7x": "tpu7x"}.get(name, name): spec for name, spec in hardware.CHIPS.items()}
+CHIPS = tuple(_CHIPS)
 """Names of the chips that the lab knows, as they start the name of a topology."""
 
 
@@ -64,24 +56,25 @@ def chip(name: str) -> Chip:
         >>> tpu_lab.chip("v6e:2x4").vmem_bytes // 2**20
         128
     """
-    from jax.experimental.pallas import tpu as pltpu
-
-    first = name.split(":")[0]
-    if first not in _TABLE:
-        raise ValueError(f"`{name}` must start with one of {', '.join(CHIPS)}, as in 'v6e:2x4'.")
-    kind, version, cores, ghz, ports, ici = _TABLE[first]
-    info = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(version), cores)  # all of it per core
+    first = name.split(":")[0] if isinstance(name, str) else None
+    if first not in _CHIPS:
+        raise ValueError(
+            f"The name of a chip or topology must start with one of {', '.join(CHIPS)}, as in "
+            f"'v6e:2x4'; got {name!r}."
+        )
+    core = _CHIPS[first]
+    cores = core.cores_per_device
     return Chip(
         name=first,
-        device_kind=kind,
+        device_kind=core.device_kind,
         num_cores=cores,
-        clock_hz=ghz * 1e9,
-        bf16_flops_per_s=float(info.bf16_ops_per_second * cores),
-        hbm_bytes=info.hbm_capacity_bytes * cores,
-        hbm_bytes_per_s=float(info.mem_bw_bytes_per_second * cores),
-        vmem_bytes=info.vmem_capacity_bytes,
-        ici_ports=ports,
-        ici_bytes_per_s=ici * 1e9,
+        clock_hz=core.clock_hz,
+        bf16_flops_per_s=core.bfloat16_flops_per_s * cores,
+        hbm_bytes=core.hbm_bytes * cores,
+        hbm_bytes_per_s=core.hbm_bytes_per_s * cores,
+        vmem_bytes=core.vmem_bytes,
+        ici_ports=core.ici_ports,
+        ici_bytes_per_s=core.ici_bytes_per_s,
     )
 
 

@@ -25,6 +25,8 @@ def check_name(topology: str) -> tuple[int, ...]:
     >>> check_name("v6e:2x4")
     (2, 4)
     """
+    if not isinstance(topology, str):
+        raise TypeError(f"`topology` must be text such as 'v6e:2x4'; got {topology!r}.")
     name, _, sizes = topology.partition(":")
     dims = sizes.split("x")
     if name not in CHIPS or not all(size.isdigit() and int(size) for size in dims):
