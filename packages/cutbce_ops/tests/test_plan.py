@@ -84,10 +84,36 @@ def test_errors():
     with pytest.raises(ValueError, match=r"`hardware` must be one of 'v4', .*; got 'h100'"):
         cutbce_ops.plan_cut_binary_cross_entropy(*shapes(), hardware="h100")
     activations, _, targets = shapes()
-    with pytest.raises(ValueError, match=r"must fit together; got \(16384, 128\), \(5, 64\)"):
+    with pytest.raises(ValueError, match=r"must be equal \(D\); got \(16384, 128\) and \(5, 64\)"):
         cutbce_ops.plan_cut_binary_cross_entropy(
             activations, jax.ShapeDtypeStruct((5, 64), jnp.float32), targets, hardware="cpu"
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tiles": (8, 8)}, TypeError, r"`tiles` must be a TileConfig or None; got tuple"),
+        ({"sharding": "data"}, TypeError, r"`sharding` must be a LossSharding or None; got str"),
+        ({"vocab_size": 100_001}, ValueError, r"`vocab_size` must lie in \[1, 100000\]"),
+        ({"thresholds": (0.5, 0.5)}, ValueError, "`thresholds` must be one probability"),
+        ({"logit_cap": 0.0}, ValueError, "`logit_cap` must be finite and above 0.0"),
+        ({"bias": jnp.ones(3)}, ValueError, r"`bias` must have shape \(100000,\)"),
+    ],
+)
+def test_mistakes_in_the_options_of_a_plan(options, error, message):
+    with pytest.raises(error, match=message):
+        cutbce_ops.plan_cut_binary_cross_entropy(*shapes(), hardware="v6e", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"focal_gamma": 2.0}, {"logit_cap": 30.0}, {"thresholds": (0.1, 0.5, 0.9)}]
+)
+def test_a_plan_knows_what_takes_more_memory_on_the_chip(options):
+    plain = cutbce_ops.plan_cut_binary_cross_entropy(*shapes(), hardware="v6e")
+    plan = cutbce_ops.plan_cut_binary_cross_entropy(*shapes(), hardware="v6e", **options)
+    assert plan.choice.implementation == "mosaic_tpu"
+    assert (plan.vmem_bytes, plan.tiles) != (plain.vmem_bytes, plain.tiles)
 
 
 def test_the_tpu_kernel_is_refused_elsewhere_by_name():

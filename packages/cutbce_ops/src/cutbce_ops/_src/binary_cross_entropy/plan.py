@@ -6,17 +6,16 @@ from typing import Any
 
 from cutbce_ops._src import checks
 from cutbce_ops._src.binary_cross_entropy import pallas_tpu
+from cutbce_ops._src.binary_cross_entropy.arguments import check_arrays
 from cutbce_ops._src.binary_cross_entropy.config import (
     GRADIENT_MODES,
-    PRECISIONS,
     GradientMode,
     Precision,
-    SweepConfig,
     TileConfig,
     default_tiles,
 )
 from cutbce_ops._src.binary_cross_entropy.dispatch import Choice, choose
-from cutbce_ops._src.binary_cross_entropy.pointwise import PointwiseLoss
+from cutbce_ops._src.binary_cross_entropy.options import Options, as_thresholds
 from cutbce_ops._src.binary_cross_entropy.sweep import Wanted
 from cutbce_ops._src.hardware import ANY_TPU, CHIPS, HardwareSpec
 from cutbce_ops._src.sharding import LossSharding
@@ -75,11 +74,16 @@ def plan_cut_binary_cross_entropy(
     *,
     hardware: HardwareSpec | str,
     bias: Any = None,
+    vocab_size: int | None = None,
+    thresholds: float | tuple[float, ...] | None = None,
+    label_smoothing: float = 0.0,
+    pos_weight: float | None = None,
+    focal_gamma: float = 0.0,
+    logit_cap: float | None = None,
     sharding: LossSharding | None = None,
     gradient_mode: GradientMode = "auto",
     precision: Precision = "default",
     tiles: TileConfig | None = None,
-    with_counts: bool = False,
 ) -> Plan:
     """Says what `cut_binary_cross_entropy` would do with arrays of these shapes.
 
@@ -90,17 +94,23 @@ def plan_cut_binary_cross_entropy(
       hardware: a `HardwareSpec`, the name of a TPU chip ("v4", "v5e", "v5p", "v6e", "7x"), "tpu"
         for an unknown one, "cpu" or "gpu".
       bias: `[V]`, likewise, or None.
+      vocab_size: as for the loss.
+      thresholds: of confusion counts, as for the loss with them; None if none are wanted.
+      label_smoothing: as for the loss.
+      pos_weight: as for the loss.
+      focal_gamma: as for the loss.
+      logit_cap: as for the loss.
       sharding: layout over a mesh, or None for one device.
       gradient_mode: as for the loss.
       precision: as for the loss.
       tiles: as for the loss.
-      with_counts: whether confusion counts are wanted too.
 
     Returns:
       The plan for one device.
 
     Raises:
       ValueError: an option is unknown or the shapes do not fit together.
+      TypeError: an argument has a wrong type.
 
     Example:
       >>> import jax, jax.numpy as jnp, cutbce_ops
@@ -113,17 +123,22 @@ def plan_cut_binary_cross_entropy(
       ('mosaic_tpu', 1)
     """
     checks.require_choice("gradient_mode", gradient_mode, GRADIENT_MODES)
-    checks.require_choice("precision", precision, PRECISIONS)
+    check_arrays(activations, embeddings, bias)
+    checks.require_integer("targets", targets)
+    options = Options(
+        vocab_size, label_smoothing, None, logit_cap, sharding, precision, None, tiles, pos_weight,
+        focal_gamma, None if thresholds is None else as_thresholds(thresholds),
+    )  # fmt: skip
+    config = options.sweep_config(embeddings)
     dim = embeddings.shape[-1]
-    if activations.shape[-1] != dim or targets.shape[:-1] != activations.shape[:-1]:
+    if targets.ndim != activations.ndim or targets.shape[:-1] != activations.shape[:-1]:
         raise ValueError(
-            "`activations` [..., D], `embeddings` [V, D] and `targets` [..., L] must fit together; "
-            f"got {activations.shape}, {embeddings.shape} and {targets.shape}."
+            f"`targets` must have shape {checks.list_shape(activations.shape[:-1])} to match "
+            f"`activations` {activations.shape}; got {targets.shape}."
         )
     num_positions, num_rows = _local_sizes(activations.shape, embeddings.shape[0], sharding)
     mode = "fused" if gradient_mode == "auto" else gradient_mode
-    config = SweepConfig(embeddings.shape[0], PointwiseLoss(), precision, tiles)
-    sweeps = [Wanted(loss=True, counts=with_counts, gradients=mode == "fused")]
+    sweeps = [Wanted(loss=True, counts=thresholds is not None, gradients=mode == "fused")]
     if mode == "recompute":
         sweeps.append(Wanted(gradients=True))
     platform, chip = _platform(hardware)
