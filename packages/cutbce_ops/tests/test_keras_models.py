@@ -253,7 +253,7 @@ def test_the_memory_check_notices_logits():
         (lambda: loss_of(ck.CutDense(3), targets=np.zeros((2, 1), "float32")), TypeError,
          "`y_true` must hold integer table rows"),
         (lambda: loss_of(ck.CutDense(3), targets=np.zeros((2,), "int32")), ValueError,
-         r"`y_true` must have shape \(2, 'L'\).*got \(2,\)"),
+         r"`y_true` must have shape \[2, L\].*got \(2,\)"),
         (lambda: loss_of(ck.CutDense(65), targets=np.zeros((2, 65), "int32")), ValueError,
          r"`y_true` must list.*not mark them in a multi-hot.*got shape \(2, 65\)"),
         (lambda: loss_of(ck.CutDense(3, track_confusion=True), reduction=None), ValueError,
@@ -274,8 +274,8 @@ def loss_of(head, *, targets=None, **options):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (lambda targets: targets[..., 0], ValueError, r"`y_true` must have shape \(.*5, 'L'\)"),
-        (lambda targets: targets[:, 1:], ValueError, r"`y_true` must have shape \(.*5, 'L'\)"),
+        (lambda targets: targets[..., 0], ValueError, r"`y_true` must have shape \[.*5, L\]"),
+        (lambda targets: targets[:, 1:], ValueError, r"`y_true` must have shape \[.*5, L\]"),
         (lambda targets: targets.astype("float32"), TypeError, "`y_true` must hold integer"),
     ],
 )
@@ -288,6 +288,28 @@ def test_wrong_targets_leave_the_model_usable(make_model, wrong, error, message)
         model.fit(histories, wrong(targets), verbose=0)
     np.testing.assert_array_equal(model.predict(histories, verbose=0), before)
     assert np.isfinite(model.fit(histories, targets, verbose=0).history["loss"]).all()
+
+
+def test_integer_multi_hot_targets_leave_a_new_model_usable():
+    model = keras.Sequential([keras.Input((D,)), ck.CutDense(100)])
+    model.compile("sgd", loss=ck.CutBinaryCrossentropy())
+    features = np.ones((4, D), "float32")
+    with pytest.raises(ValueError, match="not mark them in a multi-hot vector"):
+        model.fit(features, np.zeros((4, 100), "int32"), verbose=0)
+    assert np.isfinite(model.fit(features, np.zeros((4, L), "int32"), verbose=0).history["loss"])
+
+
+def test_two_heads_track_under_names_of_their_own():
+    features = keras.Input((D,))
+    heads = {name: ck.CutDense(50, track_confusion=name, name=name) for name in ("films", "songs")}
+    model = keras.Model(features, {name: head(features) for name, head in heads.items()})
+    model.compile("sgd", loss={name: ck.CutBinaryCrossentropy() for name in heads})
+    targets = {name: np.full((4, L), row, "int32") for name, row in (("films", 3), ("songs", -1))}
+    history = model.fit(np.ones((4, D), "float32"), targets, verbose=0).history
+    tracked = ("binary_accuracy", "precision", "recall")
+    assert {f"{name}_{metric}" for name in heads for metric in tracked} <= set(history)
+    with pytest.raises(TypeError, match=r"`track_confusion` must be True, False or text.*got 3"):
+        ck.CutDense(50, track_confusion=3)
 
 
 def test_a_list_as_long_as_a_small_catalog_is_no_multi_hot():

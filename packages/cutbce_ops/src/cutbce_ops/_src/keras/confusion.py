@@ -35,7 +35,11 @@ class ConfusionMetric(keras.metrics.Metric):
         return self._function(ConfusionCounts(*totals))
 
 
-def confusion_metrics() -> list[ConfusionMetric]:
-    """Returns fresh metrics under Keras' usual names."""
+def confusion_metrics(prefix: str = "") -> list[ConfusionMetric]:
+    """Returns fresh metrics under Keras' usual names, after `prefix` and an underscore if given."""
     functions = (binary_accuracy, precision, recall)
-    return [ConfusionMetric(function, name=function.__name__) for function in functions]
+    names = [f"{prefix}_{function.__name__}".lstrip("_") for function in functions]
+    return [
+        ConfusionMetric(function, name=name)
+        for function, name in zip(functions, names, strict=True)
+    ]

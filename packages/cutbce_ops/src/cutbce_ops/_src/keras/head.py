@@ -10,7 +10,7 @@ from jax import Array
 from cutbce_ops import cut_top_k
 from cutbce_ops._src import checks
 from cutbce_ops._src.keras.confusion import confusion_metrics
-from cutbce_ops._src.keras.scoring import Scoring, attach
+from cutbce_ops._src.keras.scoring import Scoring, attach, note_table
 
 
 @keras.saving.register_keras_serializable(package="cutbce_ops")
@@ -34,7 +34,9 @@ class CutDense(keras.layers.Layer):
       bias_initializer, bias_regularizer, bias_constraint: of the bias. None is "zeros".
       track_confusion: adds "binary_accuracy", "precision" and "recall" of every logit at
         probability 0.5 to the results of `fit` and `evaluate`, counted in the loss's own sweep.
-        Positions of weight zero are left out; others count once, whatever their weight.
+        Positions of weight zero are left out; others count once, whatever their weight. Text
+        is put before the names ("films" gives "films_precision"), which a model with two such heads
+        needs: Keras shows one of two metrics of the same name.
       **kwargs: `name`, `dtype` (policy), `trainable`. With a bfloat16 policy the products of the
         loss take bfloat16 operands; the table stays float32.
 
@@ -68,11 +70,16 @@ class CutDense(keras.layers.Layer):
         bias_initializer: Any = None,
         bias_regularizer: Any = None,
         bias_constraint: Any = None,
-        track_confusion: bool = False,
+        track_confusion: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         _check_table(num_items, embedding)
+        if not isinstance(track_confusion, bool | str):
+            raise TypeError(
+                "`track_confusion` must be True, False or text to put before the names; "
+                f"got {track_confusion!r}."
+            )
         _check_unused("embedding", embedding is None, "embeddings", embeddings_initializer,
                       embeddings_regularizer, embeddings_constraint)  # fmt: skip
         _check_unused("use_bias=False", use_bias, "bias", bias_initializer, bias_regularizer,
@@ -90,7 +97,8 @@ class CutDense(keras.layers.Layer):
         self.supports_masking = True
         self.bias = None
         self._table = None
-        self.confusion_metrics = confusion_metrics() if track_confusion else []
+        prefix = track_confusion if isinstance(track_confusion, str) else ""
+        self.confusion_metrics = confusion_metrics(prefix) if track_confusion else []
 
     @property
     def embeddings(self) -> Any:
@@ -130,6 +138,7 @@ class CutDense(keras.layers.Layer):
                 constraint=self.bias_constraint,
                 autocast=False,
             )
+        note_table(self, num_items, size)
         self.built = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

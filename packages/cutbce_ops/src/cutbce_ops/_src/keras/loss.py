@@ -19,7 +19,7 @@ from cutbce_ops._src.binary_cross_entropy.config import (
     GradientMode,
     Precision,
 )
-from cutbce_ops._src.keras.scoring import Scoring, scoring_of
+from cutbce_ops._src.keras.scoring import Scoring, known_tables, scoring_of
 
 # In larger catalogs no list of rows is as long as the catalog: such targets are multi-hot.
 _MOST_ITEMS_TO_LIST = 64
@@ -33,6 +33,10 @@ class CutBinaryCrossentropy(keras.losses.Loss):
     targets, sample weights, masks and reduction included, but neither logits nor multi-hot targets
     ever exist. `y_true` is `[..., L]` integer table rows for `y_pred` `[..., D]`; rows outside
     `[0, V)` (so also -1) are padding, and a repeated row counts once. `sample_weight` is `[...]`.
+
+    Wrong targets fail before the first step of the first `fit`. Keras calls no loss ahead of a
+    later one: there they fail in the step, into which it has moved the variables, and the model is
+    lost. Load it again.
 
     Args:
       label_smoothing: in [0, 1], as in Keras.
@@ -94,7 +98,7 @@ class CutBinaryCrossentropy(keras.losses.Loss):
         if scoring is None:
             return self._without_table(y_true, y_pred, sample_weight)
         _check_rows(y_true, y_pred)
-        _check_not_multi_hot(y_true, scoring)
+        _check_not_multi_hot(y_true, scoring.embeddings.shape[0])
 
         def reduce(per_position: Array) -> Array:
             return _reduce(per_position, y_pred, sample_weight, self.reduction, self.dtype)
@@ -117,7 +121,7 @@ class CutBinaryCrossentropy(keras.losses.Loss):
         if scoring is None:
             raise _not_from_head()
         _check_rows(y_true, y_pred)
-        _check_not_multi_hot(y_true, scoring)
+        _check_not_multi_hot(y_true, scoring.embeddings.shape[0])
         return cut_binary_cross_entropy_per_position(
             y_pred, scoring.embeddings, y_true, bias=scoring.bias, **self._options(y_pred)
         )
@@ -169,6 +173,8 @@ class CutBinaryCrossentropy(keras.losses.Loss):
         if not is_symbolic:
             raise _not_from_head()
         _check_rows(y_true, y_pred)
+        for num_items in known_tables(y_pred.shape[-1]):
+            _check_not_multi_hot(y_true, num_items)
         per_position = jnp.zeros(y_pred.shape[:-1], self.dtype)
         return _reduce(per_position, y_pred, sample_weight, self.reduction, self.dtype)
 
@@ -183,13 +189,12 @@ def _check_rows(y_true: Array, y_pred: Array) -> None:
     )
     if len(y_true.shape) != len(y_pred.shape) or differ:
         raise ValueError(
-            f"`y_true` must have shape {(*leading, 'L')}, a list of table rows for each position "
-            f"of `y_pred` {y_pred.shape}; got {y_true.shape}."
+            f"`y_true` must have shape {checks.list_shape(leading)}, a list of table rows for each "
+            f"position of `y_pred` {y_pred.shape}; got {y_true.shape}."
         )
 
 
-def _check_not_multi_hot(y_true: Array, scoring: Scoring) -> None:
-    num_items = scoring.embeddings.shape[0]
+def _check_not_multi_hot(y_true: Array, num_items: int) -> None:
     if y_true.shape[-1] == num_items > _MOST_ITEMS_TO_LIST:
         raise ValueError(
             f"`y_true` must list the table rows of the targets, `[..., L]`, padded with -1, not "

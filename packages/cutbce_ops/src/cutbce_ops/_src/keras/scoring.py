@@ -32,6 +32,20 @@ class Scoring:
 _scorings: dict[int, tuple[weakref.ref, Scoring]] = {}
 
 
+# Tables of the heads that live, by head: all that is known of them before the first step.
+_tables: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
+def note_table(head: Any, num_items: int, size: int) -> None:
+    """Notes that `head` scores activations of `size` features against `num_items` rows."""
+    _tables[head] = (num_items, size)
+
+
+def known_tables(size: int) -> set[int]:
+    """Returns the numbers of rows of all heads for activations of `size` features."""
+    return {num_items for num_items, features in _tables.values() if features == size}
+
+
 def attach(activations: Array, scoring: Scoring) -> None:
     """Notes that `activations` are to be scored by `scoring`, for as long as they live."""
     key = id(activations)
