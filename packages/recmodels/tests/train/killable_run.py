@@ -3,7 +3,8 @@
     python killable_run.py STORE RUN [PATTERN]
 
 PATTERN is searched in "event path", for example "os.rename /…/.config.json.tmp-7"; the first match
-inside the run directory ends the process with SIGKILL before the operation takes place.
+inside the run directory ends the process with SIGKILL before the operation takes place. "#7" is the
+seventh operation there, whatever it is.
 """
 
 import os
@@ -22,11 +23,17 @@ import recmodels
 def kill_at(pattern: str, run_dir: Path) -> None:
     """Arms the kill."""
 
+    countdown = int(pattern[1:]) if pattern.startswith("#") else 1
+    pattern = "" if pattern.startswith("#") else pattern
+
     def hook(event: str, arguments: tuple) -> None:
+        nonlocal countdown
         if arguments and isinstance(arguments[0], (str, os.PathLike)):
             path = os.fspath(arguments[0])
             if str(path).startswith(str(run_dir)) and re.search(pattern, f"{event} {path}"):
-                os.kill(os.getpid(), signal.SIGKILL)
+                countdown -= 1
+                if not countdown:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
 

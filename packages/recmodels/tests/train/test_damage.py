@@ -87,7 +87,7 @@ def test_checkpoint(run_dir, file, damage):
 
 def test_training_goes_on_from_the_checkpoint_before(run_dir):
     (run_dir / "summary.json").unlink()
-    (run_dir / "checkpoints" / "60" / "data" / "process_0-of-1.json").write_text("{")
+    (run_dir / "checkpoints" / "60" / "window" / "metadata").write_text("{")
     metrics = (run_dir / "metrics.jsonl").read_bytes()
     with pytest.warns(UserWarning, match=r"checkpoints/60 is damaged .*step 56 is taken"):
         result = _train(run_dir)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ _KILLS = (
     r"open .*/metrics\.jsonl",  # started, no step done
     r"open .*/checkpoints/4\.\S*/_METADATA",  # inside the first checkpoint
     r"os.rename .*/checkpoints/8\.orbax-checkpoint-tmp$",  # second one complete but unnamed
-    r"open .*/checkpoints/12\.\S*/process_0-of-1\.json",  # last one, data position half saved
+    r"open .*/checkpoints/12\.\S*/window\.\S*/metadata",  # last one, open loss window unsaved
     r"shutil.rmtree .*/checkpoints/4",  # while the oldest checkpoint is removed
     r"open .*/\.bundle\.tmp-\d+/history_items\.npy",  # inside the bundle
     r"os.rename .*/\.bundle\.tmp",  # bundle complete but unnamed
@@ -76,6 +77,21 @@ def test_killed_at_file_operations(tmp_path, environment, store, unbroken):
     run_dir = tmp_path / "run"
     for pattern in _KILLS:
         assert _run(environment, store, run_dir, pattern) == -signal.SIGKILL, pattern
+    assert _run(environment, store, run_dir) == 0
+    _assert_same(run_dir, unbroken)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_at_random(tmp_path, environment, store, unbroken):
+    rng = random.Random(0)
+    num_kills, run_dir = 0, tmp_path / "run0"
+    while num_kills < 20:
+        operation = f"#{rng.randrange(1, 120)}"  # a whole run has several hundred
+        status = _run(environment, store, run_dir, operation)
+        num_kills += status == -signal.SIGKILL
+        if status == 0:
+            _assert_same(run_dir, unbroken)
+            run_dir = tmp_path / f"run{num_kills}"
     assert _run(environment, store, run_dir) == 0
     _assert_same(run_dir, unbroken)
 

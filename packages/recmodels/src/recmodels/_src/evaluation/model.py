@@ -14,6 +14,7 @@ from recmodels._src.evaluation.blocks import Ranked, UserBlock
 from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
 from recmodels._src.recipe import Recipe
+from recmodels._src.train.processes import to_host
 from recmodels._src.train.sharded import take_rows
 from recmodels._src.train.step import is_usable
 
@@ -61,7 +62,7 @@ class ModelRanker:
             vocab_size=self.vocab_size,
             sharding=self.sharding,
         )
-        return Ranked(np.asarray(ranks).astype(np.int64), np.asarray(rows))
+        return Ranked(to_host(ranks).astype(np.int64), to_host(rows))
 
     def _check_finite(self, is_finite: Array) -> None:
         if not is_finite:

@@ -1,11 +1,12 @@
-"""Checkpoints of a training run: model, optimizer, step, data position and open loss window."""
+"""Checkpoints of a training run: model, optimizer, step and open loss window.
+
+The step is the data position too: batch k is a pure function of k.
+"""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
@@ -37,7 +38,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, oldest first."""
-        self._finish_writing()
+        self.wait()
         return sorted(self._manager.all_steps())
 
     @property
@@ -48,7 +49,6 @@ class Checkpoints:
     def save(
         self,
         state: TrainState,
-        data: Iterator[Any],
         window_losses: Sequence[float],
         best_step: int | None,
     ) -> None:
@@ -56,7 +56,6 @@ class Checkpoints:
 
         Args:
             state: the training state.
-            data: iterator over the batches; its position is saved.
             window_losses: losses since the last loss record.
             best_step: step of a checkpoint to keep beside the newest ones; None without any.
 
@@ -64,13 +63,12 @@ class Checkpoints:
             OSError: the disk is full, found by this or by the previous save.
         """
         step = int(state.step)
-        self._finish_writing()  # one at a time, and the next one may fail for the same reason
+        self.wait()  # one at a time, and the next one may fail for the same reason
         kept = [*self._manager.all_steps(), step]
         kept = sorted(kept)[-self._keep :] if self._keep else kept
         obsolete = set(self._manager.all_steps()) - {*kept, best_step}
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(_detached(state)),
-            data=grain.checkpoint.CheckpointSave(data),
             window=ocp.args.JsonSave({"losses": list(window_losses)}),
         )
         with writing(Path(self._manager.directory) / str(step)):
@@ -79,7 +77,7 @@ class Checkpoints:
         self._obsolete = sorted(obsolete)
 
     def restore(
-        self, like: TrainState, data: Iterator[Any] | None = None, *, step: int | None = None
+        self, like: TrainState, *, step: int | None = None
     ) -> tuple[TrainState, list[float]]:
         """A state in the shapes, dtypes and shardings of `like`, and the losses of its open window.
 
@@ -87,7 +85,6 @@ class Checkpoints:
 
         Args:
             like: `TrainState` of shapes.
-            data: iterator to move to the position saved with the state.
             step: exactly this checkpoint; None takes the newest one that can be read. A writer
                 then removes those that cannot, since their steps will be saved again.
 
@@ -100,7 +97,7 @@ class Checkpoints:
         damaged = []
         for candidate in reversed(steps):
             try:
-                restored = self._restore(candidate, like, data)
+                restored = self._restore(candidate, like)
             except _DamagedError as damage:
                 damaged.append((candidate, damage))
                 continue
@@ -115,32 +112,32 @@ class Checkpoints:
     def close(self) -> None:
         """Finishes what is being written and releases the manager's threads."""
         try:
-            self._finish_writing()
+            self.wait()
         finally:
             self._manager.close()
 
-    def _finish_writing(self) -> None:
+    def wait(self) -> None:
+        """Returns once everything is written and what is not to be kept is removed.
+
+        Raises:
+            OSError: the disk is full.
+        """
         with writing(Path(self._manager.directory)):
             self._manager.wait_until_finished()
         for step in self._obsolete:
             self._manager.delete(step)
         self._obsolete = []
 
-    def _restore(
-        self, step: int, like: TrainState, data: Iterator[Any] | None
-    ) -> tuple[TrainState, list[float]]:
-        items: dict[str, Any] = {
-            "state": ocp.args.StandardRestore(like),
-            "window": ocp.args.JsonRestore(),
-        }
-        if data is not None:
-            items["data"] = grain.checkpoint.CheckpointRestore(data)
+    def _restore(self, step: int, like: TrainState) -> tuple[TrainState, list[float]]:
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(like), window=ocp.args.JsonRestore()
+        )
         try:
             # Orbax reports this one from many threads, with tracebacks beside the exception.
             manifest = self._manager.directory / str(step) / "state" / "manifest.ocdbt"
             if not manifest.stat().length:
                 raise ValueError(f"{manifest.name} is empty")
-            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            restored = self._manager.restore(step, args=args)
             return restored["state"], [float(loss) for loss in restored["window"]["losses"]]
         # What a missing or cut file gives, by the file; other failures are no damage.
         except (ValueError, KeyError, TypeError, OSError) as error:

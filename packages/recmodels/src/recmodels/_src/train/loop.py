@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grain
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -22,6 +24,7 @@ from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe, get_recipe
+from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
@@ -68,6 +71,9 @@ def train(
         run_dir: folder of the run; made when absent.
         progress: whether to show progress bars.
 
+    Processes joined by `jax.distributed.initialize()` train one model together when all of them
+    call this with the same arguments and folders that all of them see.
+
     Returns:
         Loss curve, test metrics and the place of the bundle.
 
@@ -79,9 +85,11 @@ def train(
     """
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
-    data = train_batches(store, recipe)
-    _check_evaluable(recipe, store)
+    progress = progress and processes.is_first()
     placement = Placement.of_this_machine(recipe, store.num_items + 1)
+    rank, num_ranks = placement.batch_share(recipe.batch_size)
+    data = train_batches(store, recipe, rank=rank, num_ranks=num_ranks)
+    _check_evaluable(recipe, store)
     run = RunDirectory.create_or_resume(run_dir, recipe, store, num_rows=placement.num_rows)
     placement = placement.with_rows(run.num_rows)
     with run.locked():
@@ -97,15 +105,18 @@ def _train(
     run: RunDirectory,
     store: SequenceStore,
     placement: Placement,
-    data: Iterator[Any],
+    data: grain.DatasetIterator,
     progress: bool,
 ) -> None:
     checkpoints = run.checkpoints()
     try:
         counts = training_counts(store, run.recipe)
-        state, losses = _start(run, placement, checkpoints, data, counts)
-        log = MetricsLog(run.path, int(state.step))
+        state, losses = _start(run, placement, checkpoints, counts)
+        step = int(state.step)
+        data.set_state(data.get_state() | {"next_index": step})
+        log = MetricsLog(run.path, step)
         try:
+            processes.wait_for_all("younger records were dropped")
             selection = DevSelection(run.recipe, read_metrics(run.path))
             window = _LossWindow(checkpoints, losses)
             with Interruption() as interruption:
@@ -114,6 +125,7 @@ def _train(
                     interruption, progress,
                 )  # fmt: skip
                 state, step_ms = trainer.fit(state, data)
+            checkpoints.wait()
             state = _selected(state, selection, checkpoints, placement, run.recipe)
             _finish(run, store, placement, state, counts, log, trainer.step, step_ms, progress)
         finally:
@@ -151,14 +163,14 @@ class _Trainer:
                 batch = next(data)
                 capacity = loss_capacity(batch["targets"], usual) if is_compacted else None
                 state, step_metrics = step_function(
-                    state, batch["history"], batch["targets"], capacity
+                    state, *self.placement.global_batch(batch), capacity
                 )
                 self.step += 1
                 self.window.add(self.step, step_metrics)
                 bar.update()
                 if self.step % recipe.log_every == 0 or self.step == recipe.num_steps:
                     speeds.append(self._record(bar))
-                if self._evaluate_and_save(state, data):
+                if self._evaluate_and_save(state):
                     self.window.restart_clock()
         return state, statistics.median(speeds) if speeds else None
 
@@ -175,8 +187,8 @@ class _Trainer:
         bar.set_postfix(loss=f"{loss:.4g}")
         return step_ms
 
-    def _evaluate_and_save(self, state: TrainState, data: Iterator[Any]) -> bool:
-        recipe, is_stopping = self.run.recipe, self.interruption.requested
+    def _evaluate_and_save(self, state: TrainState) -> bool:
+        recipe, is_stopping = self.run.recipe, self._is_stopping()
         is_last = self.step == recipe.num_steps
         evaluates = self.step % recipe.evaluate_every == 0 or is_last
         saves = self.step % recipe.checkpoint_every == 0 or is_last or is_stopping
@@ -192,13 +204,20 @@ class _Trainer:
             # Records first: a checkpoint whose records are missing would lose them for good.
             self.log.sync()
             best_step = self.selection.best_step
-            self.checkpoints.save(state, data, self.window.losses, best_step)
+            self.checkpoints.save(state, self.window.losses, best_step)
         if is_stopping and not is_last:
             raise TrainingInterruptedError(
                 f"stopped by SIGTERM after step {self.step}, which is saved; the same command "
                 "continues from there."
             )
         return evaluates or saves
+
+    def _is_stopping(self) -> bool:
+        # Processes have to stop after the same step, and asking the others costs time.
+        if jax.process_count() == 1:
+            return self.interruption.requested
+        asks = self.step % self.run.recipe.log_every == 0
+        return asks and processes.any_of_all(self.interruption.requested)
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
         dev = evaluate_params(
@@ -288,12 +307,11 @@ def _start(
     run: RunDirectory,
     placement: Placement,
     checkpoints: Checkpoints,
-    data: Iterator[Any],
     counts: np.ndarray,
 ) -> tuple[TrainState, list[float]]:
     if checkpoints.latest_step is None:
         return placement.initial_state(run.recipe, counts), []
-    return checkpoints.restore(placement.state(run.recipe), data)
+    return checkpoints.restore(placement.state(run.recipe))
 
 
 def _selected(
@@ -335,12 +353,17 @@ def _finish(
     log.write(step, "test", test.model)
     log.sync()
     _write_bundle(run, store, state)
-    run.write_json("summary.json", {"step": num_steps, "step_ms": step_ms, "test": test.to_dict()})
+    if processes.is_first():
+        summary = {"step": num_steps, "step_ms": step_ms, "test": test.to_dict()}
+        run.write_json("summary.json", summary)
+    processes.wait_for_all("the run was finished")
 
 
 def _write_bundle(run: RunDirectory, store: SequenceStore, state: TrainState) -> None:
-    step = int(state.step)
-    write_bundle(run.path / "bundle", run.recipe, state.result, store, step=step, overwrite=True)
+    # All processes take part in collecting the arrays; one writes them.
+    params, step = jax.tree.map(processes.to_host, state.result), int(state.step)
+    if processes.is_first():
+        write_bundle(run.path / "bundle", run.recipe, params, store, step=step, overwrite=True)
 
 
 def _result(run: RunDirectory, *, already_finished: bool) -> TrainResult:

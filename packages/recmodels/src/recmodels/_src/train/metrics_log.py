@@ -9,6 +9,7 @@ from tensorboardX import SummaryWriter
 
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
+from recmodels._src.train import processes
 
 
 class MetricsLog:
@@ -17,9 +18,14 @@ class MetricsLog:
     Opening drops every record that is younger than the checkpoint training continues from: those
     steps run again and are written again, so no step is lost or appears twice. Wall-clock figures
     have no place here, so that an interrupted run and an unbroken one give the same file.
+
+    Of several processes only the first one writes.
     """
 
     def __init__(self, run_dir: Path, resumed_step: int) -> None:
+        self._is_writer = processes.is_first()
+        if not self._is_writer:
+            return
         self._path = path = run_dir / "metrics.jsonl"
         _truncate(path, resumed_step)
         self._file = path.open("a", encoding="utf-8")
@@ -28,6 +34,8 @@ class MetricsLog:
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records `values` of a split ("train", "dev", "test") after `step` steps."""
+        if not self._is_writer:
+            return
         record = {"step": step, "split": split, **values}
         with writing(self._path):
             self._file.write(json.dumps(record) + "\n")
@@ -35,11 +43,15 @@ class MetricsLog:
 
     def write_board(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Sends `values` to TensorBoard only (speeds, which differ from run to run)."""
+        if not self._is_writer:
+            return
         for name, value in values.items():
             self._board.add_scalar(f"{split}/{name}", value, step)
 
     def sync(self) -> None:
         """Puts all records on disk; call it before the checkpoint that covers them is written."""
+        if not self._is_writer:
+            return
         with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -47,6 +59,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Writes what is pending and closes both files."""
+        if not self._is_writer:
+            return
         self.sync()
         self._file.close()
         self._board.close()

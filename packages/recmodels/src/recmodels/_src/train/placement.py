@@ -43,18 +43,19 @@ class Placement:
 
     @classmethod
     def of_this_machine(cls, recipe: Recipe, vocab_size: int) -> "Placement":
-        """The devices of this process that the recipe's mesh asks for.
+        """The devices of all joined processes that the recipe's mesh asks for.
 
         Raises:
-            UserError: there are fewer devices, or the batch cannot be split evenly over them.
+            UserError: there are fewer devices, the mesh leaves out a process, or the batch cannot
+                be split evenly over them.
         """
-        devices = jax.local_devices()
+        devices = jax.devices()
         axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
         num_devices = math.prod(axes.values())
-        if num_devices > len(devices):
+        if num_devices > len(devices) or (num_devices < len(devices) and jax.process_count() > 1):
             raise UserError(
-                f"`mesh` {recipe.mesh} needs {num_devices} devices; this machine has "
-                f"{len(devices)}."
+                f"`mesh` {recipe.mesh} needs {num_devices} devices; {jax.process_count()} "
+                f"process(es) have {len(devices)}."
             )
         return cls.over(devices[:num_devices], recipe, vocab_size)
 
@@ -116,7 +117,7 @@ class Placement:
     def replicated(self) -> jax.sharding.Sharding:
         """Sharding of what every device has whole."""
         if self.mesh is None:
-            return SingleDeviceSharding(jax.local_devices()[0])
+            return SingleDeviceSharding(jax.devices()[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -125,6 +126,25 @@ class Placement:
         if self.mesh is None:
             return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(DATA_AXIS))
+
+    def batch_share(self, batch_size: int) -> tuple[int, int]:
+        """Which share of every batch this process puts in: its rank and the number of shares.
+
+        Processes whose devices differ only along the model axis put in the same share.
+        """
+        indices = self.batch.addressable_devices_indices_map((batch_size,)).values()
+        starts = [rows[0].start or 0 for rows in indices if rows is not None]
+        per_device = batch_size // (1 if self.mesh is None else self.mesh.shape[DATA_AXIS])
+        size = per_device * len(set(starts))
+        return min(starts) // size, batch_size // size
+
+    def global_batch(self, batch: dict[str, np.ndarray]) -> tuple[jax.Array, jax.Array]:
+        """History and targets of the whole batch, from this process's share of it."""
+        history, targets = (
+            jax.make_array_from_process_local_data(self.batch, batch[name])
+            for name in ("history", "targets")
+        )
+        return history, targets
 
     def state(self, recipe: Recipe) -> TrainState:
         """Shapes, dtypes and shardings of the training state, without allocating it."""
@@ -148,6 +168,7 @@ class Placement:
         """
         make = jax.jit(
             lambda counts: initial_state(recipe, counts, num_rows=self.num_rows),
+            in_shardings=self.replicated,
             out_shardings=_shardings(self.state(recipe)),
         )
         return make(item_counts.astype(np.float32))

@@ -15,6 +15,7 @@ from recmodels._src.atomic import atomic_file
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
+from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.placement import Placement
@@ -53,14 +54,18 @@ class RunDirectory:
             UserError: `path` holds something else, or a run with another recipe or store.
         """
         path = Path(path)
-        if (path / "config.json").exists():
+        exists = (path / "config.json").exists()
+        processes.wait_for_all("the run was looked for")  # before the first process makes it
+        if exists:
             run = cls.open(path)
             _check_same(run, recipe, store)
             return run
         if path.exists() and (not path.is_dir() or any(_visible(path))):
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
         run = cls(path, recipe, _identity(store), num_rows)
-        run.write_json("config.json", run._config())
+        if processes.is_first():
+            run.write_json("config.json", run._config())
+        processes.wait_for_all("the run was made")
         return run
 
     @classmethod
@@ -96,6 +101,9 @@ class RunDirectory:
         Raises:
             UserError: another process is training here.
         """
+        if not processes.is_first():  # the first process holds the lock for all
+            yield
+            return
         folder = os.open(self.path, os.O_RDONLY)
         try:
             self._lock(folder)

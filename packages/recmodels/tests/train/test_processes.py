@@ -1,0 +1,87 @@
+"""Two processes of two devices each, joined by `jax.distributed`, train what one process does."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from train_cases import chain_store
+
+from recmodels._src.train.metrics_log import read_metrics
+from recmodels._src.train.run_directory import RunDirectory
+
+_SCRIPT = Path(__file__).parent / "process_of_two.py"
+
+
+def _start(process_id, port, store, run_dir, mesh, num_devices):
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+    }
+    command = [sys.executable, str(_SCRIPT), str(port), str(process_id)]
+    return subprocess.Popen(
+        [*command, str(store), str(run_dir), mesh],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _finish(process):
+    out, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
+    return [line for line in out.splitlines() if line.startswith("result")]
+
+
+def _train_together(store, run_dir, mesh):
+    with socket.socket() as chosen:
+        chosen.bind(("localhost", 0))
+        port = chosen.getsockname()[1]
+    both = [_start(number, port, store, run_dir, mesh, 2) for number in range(2)]
+    lines = [_finish(process) for process in both]
+    assert lines[0] == lines[1] != []
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    store = chain_store(folder / "store").path
+    _finish(_start(0, 0, store, folder / "alone", "alone", 4))
+    _train_together(store, folder / "together", "data=4")
+    return folder
+
+
+def _assert_alike(run_dir, expected):
+    got, want = read_metrics(run_dir), read_metrics(expected)
+    assert [(line["step"], line["split"]) for line in got] == [
+        (line["step"], line["split"]) for line in want
+    ]
+    for one, other in zip(got, want, strict=True):
+        if one["split"] == "train":
+            np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-5)
+    vectors = [np.load(run / "bundle" / "item_embeddings.npy") for run in (run_dir, expected)]
+    np.testing.assert_allclose(*vectors, rtol=2e-3, atol=2e-4)
+
+
+def test_two_processes_equal_one(runs):
+    _assert_alike(runs / "together", runs / "alone")
+    assert not [entry for entry in (runs / "together").iterdir() if entry.name.startswith(".")]
+
+
+def test_processes_along_the_model_axis_resume_from_a_checkpoint(runs):
+    run_dir = runs / "resumed"
+    shutil.copytree(runs / "together", run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "12")
+    (run_dir / "summary.json").unlink()
+    with_model_axis = RunDirectory.open(run_dir).recipe.override(mesh="data=1,model=4")
+    (run_dir / "config.json").unlink()
+    run = RunDirectory(run_dir, with_model_axis, RunDirectory.open(runs / "together").store, 1024)
+    run.write_json("config.json", run._config())
+    _train_together(runs / "store", run_dir, "data=1,model=4")
+    _assert_alike(run_dir, runs / "alone")
