@@ -24,7 +24,7 @@ from recmodels._src.plan import CATALOGS, next_batch
 from recmodels._src.plan_client import CompilerFailedError, DoesNotFitError, PlanClient
 from recmodels._src.plan_flops import model_flops
 from recmodels._src.plan_report import ESTIMATE, PlanReport
-from recmodels._src.recipe import RECIPES
+from recmodels._src.recipes import RECIPES
 from recmodels._src.train.placement import Placement
 
 _GIB = 1024**3

@@ -24,9 +24,9 @@ from recmodels._src.plan import plan_largest_batch as plan_largest_batch
 from recmodels._src.plan import plan_sweep as plan_sweep
 from recmodels._src.plan_report import PlanReport as PlanReport
 from recmodels._src.plan_report import PlanSweep as PlanSweep
-from recmodels._src.recipe import RECIPES as RECIPES
 from recmodels._src.recipe import Recipe as Recipe
-from recmodels._src.recipe import get_recipe as get_recipe
+from recmodels._src.recipes import RECIPES as RECIPES
+from recmodels._src.recipes import get_recipe as get_recipe
 from recmodels._src.recommend import Recommendations as Recommendations
 from recmodels._src.recommend import recommend as recommend
 from recmodels._src.train.loop import TrainResult as TrainResult

@@ -15,7 +15,8 @@ from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedErro
 from recmodels._src.evaluate import evaluate
 from recmodels._src.evaluation.measure import Baselines
 from recmodels._src.plan import CompilerFailedError, plan, plan_largest_batch, plan_sweep
-from recmodels._src.recipe import RECIPES, Recipe, get_recipe
+from recmodels._src.recipe import Recipe
+from recmodels._src.recipes import RECIPES, get_recipe
 from recmodels._src.recommend import check_k, recommend
 from recmodels._src.train.loop import train
 from recmodels._src.train.run_directory import installed_version

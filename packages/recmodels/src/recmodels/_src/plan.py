@@ -9,7 +9,8 @@ from recmodels._src.errors import UserError
 from recmodels._src.plan_client import CompilerFailedError as CompilerFailedError
 from recmodels._src.plan_client import DoesNotFitError, plan_client
 from recmodels._src.plan_report import PlanReport, PlanSweep
-from recmodels._src.recipe import DATA_AXIS, Recipe, get_recipe, parse_mesh
+from recmodels._src.recipe import DATA_AXIS, Recipe, parse_mesh
+from recmodels._src.recipes import get_recipe
 
 SweptField = Literal["batch_size", "max_length"]
 

@@ -23,7 +23,8 @@ from recmodels._src.data.splits import PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
-from recmodels._src.recipe import Recipe, get_recipe
+from recmodels._src.recipe import Recipe
+from recmodels._src.recipes import get_recipe
 from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
