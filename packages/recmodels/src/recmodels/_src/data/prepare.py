@@ -90,7 +90,7 @@ def prepare(
     """Reads a file of interactions and writes a sequence store.
 
     Memory is bounded by the numbers of users and items, not by that of events; beside `out`,
-    32 bytes an event are on disk meanwhile.
+    16 bytes an event are on disk meanwhile.
 
     Args:
       path: the file; text formats may be gzipped.

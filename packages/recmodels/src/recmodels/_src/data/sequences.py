@@ -69,7 +69,7 @@ def build_sequences(
     Args:
       events: what a reader returned.
       file: name of the file, for messages.
-      folder: where to keep events meanwhile: an empty folder, 32 bytes an event.
+      folder: where to keep events meanwhile: an empty folder, 16 bytes an event.
       filters: what is left out.
       known_items: distinct ids, int64 or string, that get the rows 1, 2, ... in this order
         whether they occur or not; other items come after them.
