@@ -12,7 +12,7 @@ import pytest
 from store_cases import slow_evaluation
 from train_cases import NUM_ITEMS, chain_store, finished_run, small_recipe
 
-from recmodels import evaluate
+from recmodels import SequenceStore, UserError, evaluate, prepare, train
 from recmodels._src.bundle import write_bundle
 from recmodels._src.evaluate import evaluate_params
 from recmodels._src.models.registry import make_model
@@ -118,10 +118,44 @@ def test_point_10_everything_a_resume_needs_is_in_the_checkpoint():
     moments = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim]
     assert len(moments) == 2 * len(jax.tree.leaves(state.params))
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in moments)
-    data = json.loads(
-        (result.run_dir / "checkpoints" / "60" / "data" / "process_0-of-1.json").read_text()
-    )
-    assert data["next_index"] == 60
+    # Batch k is a pure function of k, so the step is the data position as well.
+
+
+def test_point_13_training_goes_on_with_a_grown_catalog(tmp_path):
+    _, old = finished_run()
+    # One item is gone, and new ones come before, between and after those that were known.
+    ids = [-3, 5, *(item for item in range(0, 10 * NUM_ITEMS, 10) if item != 60), 1000]
+    lines = [f"{user} {item}" for user in range(20) for item in np.roll(ids, 7 * user)[:30]]
+    (tmp_path / "new").write_text("\n".join(lines) + "\n")
+    prepare(tmp_path / "new", tmp_path / "store", format="pairs")
+    store = SequenceStore.open(tmp_path / "store")
+    known = np.isin(store.item_ids(), np.arange(0, 10 * NUM_ITEMS, 10))
+    assert store.item_ids().tolist() == sorted(ids)
+    states = []
+    for start_from in (old.run_dir, None):
+        recipe = small_recipe(num_steps=1, learning_rate=1e-12, ema_decay=0.9)
+        run_dir = tmp_path / str(start_from is None)
+        train(recipe, store, run_dir, start_from=start_from, progress=False)
+        states.append(RunDirectory.open(run_dir).restore())
+    was = RunDirectory.open(old.run_dir).restore().params
+    rows = store.item_ids()[known] // 10 + 1
+    for name in ("item_embeddings", "output_bias"):
+        got, fresh = (np.asarray(state.params[name])[1:] for state in states)
+        np.testing.assert_allclose(got[known], np.asarray(was[name])[rows], atol=1e-6)
+        np.testing.assert_allclose(got[~known], fresh[~known], atol=1e-6)
+    for got, want in zip(
+        jax.tree.leaves(states[0].average["encoder"]), jax.tree.leaves(was["encoder"]), strict=True
+    ):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+    with pytest.raises(UserError, match=r"was started from .*, not from random parameters"):
+        train(recipe, store, tmp_path / "False", progress=False)
+    with pytest.raises(
+        UserError, match=r"has other shapes: encoder/\S+ .* start from a run of the"
+    ):
+        wider = recipe.override(max_length=9)
+        train(wider, store, tmp_path / "x", start_from=old.run_dir, progress=False)
+    with pytest.raises(UserError, match="is no finished run to start from"):
+        train(recipe, store, tmp_path / "y", start_from=tmp_path / "none", progress=False)
 
 
 def test_point_11_the_bundle_alone_answers(tmp_path):

@@ -109,7 +109,7 @@ def test_selection_needs_a_catalog_that_large(tmp_path):
 def test_sigterm_saves_and_says_so(tmp_path, monkeypatch, capsys):
     store = chain_store(tmp_path / "store")
     unbroken = train(small_recipe(), store, tmp_path / "unbroken", progress=False)
-    add = loop._LossWindow.add
+    add = loop.LossWindow.add
 
     def add_and_terminate(window, step, step_metrics):
         add(window, step, step_metrics)
@@ -117,7 +117,7 @@ def test_sigterm_saves_and_says_so(tmp_path, monkeypatch, capsys):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as context:
-        context.setattr(loop._LossWindow, "add", add_and_terminate)
+        context.setattr(loop.LossWindow, "add", add_and_terminate)
         with pytest.raises(TrainingInterruptedError, match="SIGTERM after step 5, which is saved"):
             train(small_recipe(), store, tmp_path / "run", progress=False)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -19,6 +19,7 @@ from recmodels._src.recipe import Recipe
 from recmodels._src.recipes import RECIPES, get_recipe
 from recmodels._src.recommend import check_k, recommend
 from recmodels._src.train.loop import train
+from recmodels._src.train.processes import is_first, join_processes
 from recmodels._src.train.run_directory import installed_version
 
 _EXIT_USER_ERROR, _EXIT_FAILURE, _EXIT_INTERRUPTED = 2, 1, 130
@@ -131,6 +132,16 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--data", required=True, metavar="STORE", help="sequence store to read")
     parser.add_argument("--out", required=True, metavar="RUN", help="run directory")
     parser.add_argument(
+        "--start-from",
+        metavar="RUN",
+        help="finished run to begin with; its items are found by id, new ones start at random",
+    )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="join the processes that run this command on the other machines of a slice",
+    )
+    parser.add_argument(
         "--recommend",
         type=int,
         metavar="K",
@@ -142,7 +153,11 @@ def _add_train(commands: Any) -> None:
 def _run_train(parsed: argparse.Namespace) -> None:
     if parsed.recommend is not None:
         check_k(parsed.recommend)  # better now than after the training
-    result = train(_chosen_recipe(parsed), parsed.data, parsed.out)
+    if parsed.distributed:
+        join_processes()
+    result = train(_chosen_recipe(parsed), parsed.data, parsed.out, start_from=parsed.start_from)
+    if not is_first():
+        return
     if result.already_finished:
         print(f"{result.run_dir} is finished already ({result.step} steps); its results were:")
     print(result.test)

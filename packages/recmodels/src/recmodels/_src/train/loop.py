@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,20 @@ from recmodels._src.data.pipeline import (
 )
 from recmodels._src.data.splits import PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
-from recmodels._src.errors import TrainingDivergedError, TrainingInterruptedError, UserError
+from recmodels._src.errors import TrainingInterruptedError, UserError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe
 from recmodels._src.recipes import get_recipe
 from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
+from recmodels._src.train.loss_window import LossWindow, diverged
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.selection import DevSelection
-from recmodels._src.train.step import StepMetrics, TrainState, is_usable
+from recmodels._src.train.step import TrainState, is_usable
+from recmodels._src.train.warm_start import start_from
 
 # A batch with more positions than this many standard deviations above the mean computes the loss
 # for all of them, padding too: rare, and it costs a second compilation.
@@ -58,6 +59,7 @@ def train(
     store: str | Path | SequenceStore,
     run_dir: str | Path,
     *,
+    start_from: str | Path | None = None,
     progress: bool = True,
 ) -> TrainResult:
     """Trains a recipe on a store, evaluates it on the test part and writes the bundle.
@@ -70,6 +72,8 @@ def train(
         recipe: a recipe or the name of a built-in one.
         store: sequence store written by `prepare`.
         run_dir: folder of the run; made when absent.
+        start_from: finished run of a model of the same sizes; this one begins with its parameters,
+            matched by item id, so that the catalog may have grown. None begins at random.
         progress: whether to show progress bars.
 
     Processes joined by `jax.distributed.initialize()` train one model together when all of them
@@ -91,7 +95,9 @@ def train(
     rank, num_ranks = placement.batch_share(recipe.batch_size)
     data = train_batches(store, recipe, rank=rank, num_ranks=num_ranks)
     _check_evaluable(recipe, store)
-    run = RunDirectory.create_or_resume(run_dir, recipe, store, num_rows=placement.num_rows)
+    run = RunDirectory.create_or_resume(
+        run_dir, recipe, store, num_rows=placement.num_rows, start_from=start_from
+    )
     placement = placement.with_rows(run.num_rows)
     with run.locked():
         if run.summary is not None:
@@ -112,14 +118,14 @@ def _train(
     checkpoints = run.checkpoints()
     try:
         counts = training_counts(store, run.recipe)
-        state, losses = _start(run, placement, checkpoints, counts)
+        state, losses = _start(run, store, placement, checkpoints, counts)
         step = int(state.step)
         data.set_state(data.get_state() | {"next_index": step})
         log = MetricsLog(run.path, step)
         try:
             processes.wait_for_all("younger records were dropped")
             selection = DevSelection(run.recipe, read_metrics(run.path))
-            window = _LossWindow(checkpoints, losses)
+            window = LossWindow(checkpoints, losses)
             with Interruption() as interruption:
                 trainer = _Trainer(
                     run, store, counts, placement, checkpoints, log, selection, window,
@@ -146,7 +152,7 @@ class _Trainer:
     checkpoints: Checkpoints
     log: MetricsLog
     selection: DevSelection
-    window: "_LossWindow"
+    window: "LossWindow"
     interruption: Interruption
     progress: bool
     step: int = 0  # steps done
@@ -197,7 +203,7 @@ class _Trainer:
             # The loss of a step is that before its update, so the update is checked by itself.
             self.window.read_pending()
             if not is_usable(state.params):
-                raise _diverged(self.step, "the parameters are not finite", self.checkpoints)
+                raise diverged(self.step, "the parameters are not finite", self.checkpoints)
         if evaluates:
             is_best = self.selection.add(self.step, self._evaluate(state))
             saves = saves or is_best or self.selection.is_out_of_patience
@@ -236,55 +242,6 @@ class _Trainer:
         return dev.model
 
 
-class _LossWindow:
-    """Collects the losses between two records and stops training at the first bad one."""
-
-    def __init__(self, checkpoints: Checkpoints, losses: list[float]) -> None:
-        self._checkpoints = checkpoints
-        self.losses = losses  # of the steps since the last record
-        self._pending: tuple[int, StepMetrics] | None = None
-        self.restart_clock()
-
-    def add(self, step: int, step_metrics: StepMetrics) -> None:
-        """Takes the metrics of a step; reads those of the step before, which are ready by then."""
-        self.read_pending()
-        self._pending = (step, step_metrics)
-
-    def finish(self) -> tuple[float, float]:
-        """Mean loss and mean milliseconds per step since the last record."""
-        self.read_pending()
-        elapsed_ms = (time.perf_counter() - self._started) * 1e3
-        loss, step_ms = math.fsum(self.losses) / len(self.losses), elapsed_ms / self._timed
-        self.losses = []
-        self.restart_clock()
-        return loss, step_ms
-
-    def restart_clock(self) -> None:
-        """Leaves what happened since the last record out of the step time."""
-        self._started, self._timed = time.perf_counter(), 0
-
-    def read_pending(self) -> None:
-        """Reads the metrics of the newest step, waiting for them."""
-        if self._pending is None:
-            return
-        (step, values), self._pending = self._pending, None
-        loss, norm = float(values.loss), float(values.gradient_norm)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            what = f"the loss is {loss} and the gradient norm {norm}"
-            raise _diverged(step, what, self._checkpoints)
-        self.losses.append(loss)
-        self._timed += 1
-
-
-def _diverged(step: int, what: str, checkpoints: Checkpoints) -> TrainingDivergedError:
-    kept = checkpoints.latest_step
-    left = "no checkpoint was saved" if kept is None else f"the checkpoint of step {kept} is kept"
-    return TrainingDivergedError(
-        f"step {step}: {what}; training stopped and {left}. Lower learning_rate or "
-        "gradient_clip_norm."
-    )
-
-
 def usual_capacity(window_lengths: np.ndarray, recipe: Recipe) -> int:
     """Number of positions with a target that hardly any batch exceeds.
 
@@ -306,12 +263,16 @@ def loss_capacity(targets: np.ndarray, usual: int) -> int:
 
 def _start(
     run: RunDirectory,
+    store: SequenceStore,
     placement: Placement,
     checkpoints: Checkpoints,
     counts: np.ndarray,
 ) -> tuple[TrainState, list[float]]:
     if checkpoints.latest_step is None:
-        return placement.initial_state(run.recipe, counts), []
+        state = placement.initial_state(run.recipe, counts)
+        if run.start_from is not None:
+            state = start_from(state, Path(run.start_from), run, store, placement)
+        return state, []
     return checkpoints.restore(placement.state(run.recipe))
 
 

@@ -8,6 +8,24 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from recmodels._src.errors import UserError
+
+
+def join_processes() -> None:
+    """Joins the processes of a slice or cluster that JAX can find out about by itself.
+
+    Raises:
+        UserError: it cannot, or JAX is in use already.
+    """
+    try:
+        jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--distributed found no other processes to join ({error}); it needs a TPU slice or a "
+            "cluster that JAX knows. Elsewhere call jax.distributed.initialize with an address and "
+            "then recmodels.train."
+        ) from None
+
 
 def is_first() -> bool:
     """Whether this process writes the files of the run; True when it is the only one."""

@@ -37,10 +37,17 @@ class RunDirectory:
     recipe: Recipe  # what is trained
     store: dict[str, Any]  # identity of the sequence store: path, digest and counts
     num_rows: int  # rows of the item table, unused ones at its end included
+    start_from: str | None = None  # finished run whose parameters it began with
 
     @classmethod
     def create_or_resume(
-        cls, path: str | Path, recipe: Recipe, store: SequenceStore, *, num_rows: int
+        cls,
+        path: str | Path,
+        recipe: Recipe,
+        store: SequenceStore,
+        *,
+        num_rows: int,
+        start_from: str | Path | None = None,
     ) -> "RunDirectory":
         """Starts a run in `path`, or continues the one that is there with the same settings.
 
@@ -49,20 +56,27 @@ class RunDirectory:
             recipe: what is trained.
             store: the sequences.
             num_rows: rows of the item table of a new run; an old one keeps its own.
+            start_from: finished run whose parameters a new run begins with.
 
         Raises:
             UserError: `path` holds something else, or a run with another recipe or store.
         """
         path = Path(path)
+        begins_with = None if start_from is None else str(Path(start_from).absolute())
         exists = (path / "config.json").exists()
         processes.wait_for_all("the run was looked for")  # before the first process makes it
         if exists:
             run = cls.open(path)
             _check_same(run, recipe, store)
+            if run.start_from != begins_with:
+                raise UserError(
+                    f"{run.path} was started from {run.start_from or 'random parameters'}, not "
+                    f"from {begins_with or 'random parameters'}; choose another --out."
+                )
             return run
         if path.exists() and (not path.is_dir() or any(_visible(path))):
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
-        run = cls(path, recipe, _identity(store), num_rows)
+        run = cls(path, recipe, _identity(store), num_rows, begins_with)
         if processes.is_first():
             run.write_json("config.json", run._config())
         processes.wait_for_all("the run was made")
@@ -84,7 +98,8 @@ class RunDirectory:
                 num_rows = config.get("table_rows", vocab_size)
                 if type(num_rows) is not int or num_rows < vocab_size:
                     raise ValueError(f"table_rows is {num_rows!r}")
-                return cls(path, Recipe(**config["recipe"]), store, num_rows)
+                start_from = config.get("start_from")
+                return cls(path, Recipe(**config["recipe"]), store, num_rows, start_from)
         except OSError:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
         except (KeyError, TypeError, ValueError) as error:  # ValueError: no JSON, text or recipe
@@ -195,6 +210,7 @@ class RunDirectory:
             "recipe": self.recipe.to_dict(),
             "store": self.store,
             "table_rows": self.num_rows,
+            "start_from": self.start_from,
             "versions": {name: installed_version(name) for name in _VERSIONED_PACKAGES},
         }
 

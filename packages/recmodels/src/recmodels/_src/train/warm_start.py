@@ -1,0 +1,81 @@
+"""Starting from the parameters of a finished run, also when the catalog has grown since."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import polars as pl
+
+from recmodels._src.data.store import SequenceStore
+from recmodels._src.errors import UserError
+from recmodels._src.models.base import TABLES
+from recmodels._src.train.placement import Placement
+from recmodels._src.train.processes import to_host
+from recmodels._src.train.run_directory import RunDirectory
+from recmodels._src.train.step import TrainState
+
+_BY_ITEM = (*sorted(TABLES), "output_bias")
+
+
+def start_from(
+    state: TrainState, path: Path, run: RunDirectory, store: SequenceStore, placement: Placement
+) -> TrainState:
+    """The first state of `run` with the parameters of the finished run at `path`.
+
+    Rows go by item id: items that both catalogs have keep what was learned, new ones keep their
+    random start, and those that are gone are left out. The optimizer starts anew.
+
+    Args:
+        state: first state of `run`.
+        path: finished run to start from.
+        run: the run that begins.
+        store: its sequences.
+        placement: its layout.
+
+    Raises:
+        UserError: `path` is no finished run, its model has other shapes, or its ids another type.
+    """
+    old_rows, new_rows = _common_rows(path, store)
+    old = jax.tree.map(np.asarray, RunDirectory.open(path).restore().result)
+    params = jax.tree.map(lambda leaf: np.array(to_host(leaf)), state.params)
+    _check_same_shapes(path, old, params)
+    for name in params.keys() & set(_BY_ITEM):
+        params[name][new_rows] = old[name][old_rows]
+    params["encoder"] = old["encoder"]
+    layout = placement.state(run.recipe)
+    params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, layout.params))
+    average = None if state.average is None else jax.tree.map(jax.numpy.copy, params)
+    return state._replace(params=params, average=average)
+
+
+def _common_rows(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarray]:
+    items = path / "bundle" / "items.parquet"
+    if not items.is_file() or not (path / "summary.json").is_file():
+        raise UserError(f"{path} is no finished run to start from; finish it or choose another.")
+    old, new = (
+        pl.read_parquet(file, columns=["item_id"]).with_row_index(name, offset=1)  # 0 is padding
+        for file, name in ((items, "old"), (store.path / "items.parquet", "new"))
+    )
+    if old["item_id"].dtype != new["item_id"].dtype:
+        raise UserError(
+            f"the item ids of {path} are {old['item_id'].dtype}, those of {store.path} "
+            f"{new['item_id'].dtype}."
+        )
+    both = old.join(new, on="item_id", how="inner")
+    return both["old"].to_numpy(), both["new"].to_numpy()
+
+
+def _check_same_shapes(path: Path, old: dict, new: dict) -> None:
+    def shapes(params: dict) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        by_name = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in leaves}
+        # The catalogs may differ, the vectors not.
+        return {name: x.shape[1:] if name in _BY_ITEM else x.shape for name, x in by_name.items()}
+
+    was, now = shapes(old), shapes(new)
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            raise UserError(
+                f"the model of {path} has other shapes: {name} {was.get(name, 'is missing')} "
+                f"there, {now.get(name, 'is missing')} here; start from a run of the same sizes."
+            )
