@@ -310,6 +310,8 @@ def _finish(
         hide_seen=run.recipe.hide_seen,
         item_counts=counts,
         sharding=placement.loss_sharding,
+        baselines="all",
+        detail="full",
         progress=progress,
     )
     log.write(step, "test", test.model)
