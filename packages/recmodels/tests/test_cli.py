@@ -66,7 +66,8 @@ def test_every_field_of_a_recipe_is_an_option(capsys):
 
 def test_recipes_are_listed_and_printed(capsys):
     assert main(["recipes"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(RECIPES)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == list(RECIPES)
     assert main(["recipes", "sasrec-demo"]) == 0
     assert Recipe(**json.loads(capsys.readouterr().out)) == RECIPES["sasrec-demo"]
 

@@ -25,6 +25,12 @@ from recmodels._src.plan import plan_sweep as plan_sweep
 from recmodels._src.plan_report import PlanReport as PlanReport
 from recmodels._src.plan_report import PlanSweep as PlanSweep
 from recmodels._src.recipe import Recipe as Recipe
+from recmodels._src.recipe_facts import RECIPE_FACTS as RECIPE_FACTS
+from recmodels._src.recipe_facts import Published as Published
+from recmodels._src.recipe_facts import RecipeFacts as RecipeFacts
+from recmodels._src.recipe_facts import RecipeList as RecipeList
+from recmodels._src.recipe_facts import RecipeRow as RecipeRow
+from recmodels._src.recipe_facts import list_recipes as list_recipes
 from recmodels._src.recipes import RECIPES as RECIPES
 from recmodels._src.recipes import get_recipe as get_recipe
 from recmodels._src.recommend import Recommendations as Recommendations

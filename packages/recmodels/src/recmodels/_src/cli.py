@@ -16,6 +16,7 @@ from recmodels._src.evaluate import evaluate
 from recmodels._src.evaluation.measure import Baselines
 from recmodels._src.plan import CompilerFailedError, plan, plan_largest_batch, plan_sweep
 from recmodels._src.recipe import Recipe
+from recmodels._src.recipe_facts import list_recipes
 from recmodels._src.recipes import RECIPES, get_recipe
 from recmodels._src.recommend import check_k, recommend
 from recmodels._src.train.loop import train
@@ -103,22 +104,19 @@ def _add_recipes(commands: Any) -> None:
     parser = _add_command(
         commands,
         _run_recipes,
-        "list the built-in recipes or print one",
-        "  recmodels recipes\n  recmodels recipes sasrec-ml-1m",
+        "list the built-in recipes with published figures and our results, or print one",
+        "  recmodels recipes\n  recmodels recipes --json\n  recmodels recipes sasrec-ml-1m",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to print as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def _run_recipes(parsed: argparse.Namespace) -> None:
     if parsed.name is not None:
         print(json.dumps(get_recipe(parsed.name).to_dict(), indent=2))
         return
-    for recipe in RECIPES.values():
-        print(
-            f"{recipe.name:20} {recipe.protocol:14} {recipe.num_layers} layers, "
-            f"D={recipe.hidden_dim}, N={recipe.max_length}, {recipe.num_steps} steps of "
-            f"{recipe.batch_size}"
-        )
+    found = list_recipes()
+    print(json.dumps(found.to_dict(), indent=2) if parsed.json else found)
 
 
 def _add_train(commands: Any) -> None:

@@ -10,18 +10,13 @@ from recmodels._src.plan_client import CompilerFailedError as CompilerFailedErro
 from recmodels._src.plan_client import DoesNotFitError, plan_client
 from recmodels._src.plan_report import PlanReport, PlanSweep
 from recmodels._src.recipe import DATA_AXIS, Recipe, parse_mesh
+from recmodels._src.recipe_facts import RECIPE_FACTS
 from recmodels._src.recipes import get_recipe
 
 SweptField = Literal["batch_size", "max_length"]
 
-# Published sizes of the data that the built-in recipes are for, without the padding row.
-CATALOGS = {
-    "sasrec-beauty": 12_101,
-    "sasrec-ml-1m": 3_416,
-    "sasrec-yambda-50m": 876_938,
-    "sasrec-yambda-500m": 3_004_578,
-    "sasrec-yambda-5b": 9_390_623,
-}
+# Sizes of the data that the built-in recipes are for, without the padding row.
+CATALOGS = {name: facts.num_items for name, facts in RECIPE_FACTS.items() if facts.num_items}
 # Share of a chip's HBM that a program can have; the compiler keeps the rest.
 _USABLE = 0.97
 # Batches that differ by a smaller share are not told apart.
