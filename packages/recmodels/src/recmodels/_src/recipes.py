@@ -77,14 +77,13 @@ RECIPES: dict[str, Recipe] = {
             evaluate_every=250,
             checkpoint_every=250,
         ),
-        # The sizes, the place of the norms and the shares of masks published for BERT4Rec.
+        # The sizes and shares of masks published for BERT4Rec; norms come first, as in SASRec.
         Recipe(
             name="bert4rec-beauty",
             protocol="leave-one-out",
             model="bert4rec",
             loss="cut-softmax",
             num_targets=1,
-            norm="post",
             mask_share=0.6,
             max_length=20,
             dropout=0.5,
@@ -101,7 +100,6 @@ RECIPES: dict[str, Recipe] = {
             model="bert4rec",
             loss="cut-softmax",
             num_targets=1,
-            norm="post",
             max_length=200,
             batch_size=64,
             num_steps=6000,
