@@ -1,6 +1,7 @@
 """How positions and table rows are laid over a device mesh."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -64,7 +65,7 @@ class LossSharding:
                 f"got {type(self.mesh).__name__}. For one device leave `sharding` None."
             )
         for name in ("position_axes", "vocabulary_axes"):
-            axes = getattr(self, name)
+            axes: Any = getattr(self, name)
             names = axes if isinstance(axes, tuple | list) else (axes,)
             if axes is not None and not all(isinstance(axis, str) for axis in names):
                 raise TypeError(

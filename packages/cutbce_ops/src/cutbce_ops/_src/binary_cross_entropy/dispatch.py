@@ -99,8 +99,10 @@ def takes_tpu_kernel(
         return False
     if config.implementation is not None:
         return config.implementation == "mosaic_tpu"
-    size = activations.shape
-    choice = choose("tpu", *size, bias is not None, config, wanted, hardware.target_tpu())
+    num_positions, dim = activations.shape
+    choice = choose(
+        "tpu", num_positions, dim, bias is not None, config, wanted, hardware.target_tpu()
+    )
     return choice.implementation == "mosaic_tpu"
 
 

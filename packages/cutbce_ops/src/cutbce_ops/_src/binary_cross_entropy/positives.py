@@ -84,14 +84,23 @@ def add_up_targets(
     Returns:
       The sums, or None where the correction of a target depends on its own logit.
     """
+    arrays = (activations, embeddings, bias, targets, d_per_position)
+    return _sums(*arrays, config, wanted, takes_tpu_kernel(activations, bias, config, wanted))
+
+
+def _sums(activations: Array, embeddings: Array, bias: Array | None, targets: Array,
+          d_per_position: Array | None, config: SweepConfig, wanted: Wanted,
+          takes_kernel: bool) -> TargetSums | None:  # fmt: skip
     if wanted.counts or not config.pointwise.correction_is_linear:
         return None
-    d_logits = _linear_slope(config) * d_per_position if wanted.gradients else None
+    d_logits = None
+    if wanted.gradients:
+        assert d_per_position is not None
+        d_logits = _linear_slope(config) * d_per_position
     operand = matmul_operand(activations, config).astype(jnp.float32)
     logits, d_activations = _add_up_rows(
-        embeddings, targets, operand if wanted.loss else None, d_logits, config,
-        takes_tpu_kernel(activations, bias, config, wanted),
-    )  # fmt: skip
+        embeddings, targets, operand if wanted.loss else None, d_logits, config, takes_kernel
+    )
     if logits is not None and bias is not None:
         is_target = targets >= 0
         bias_at = bias[jnp.where(is_target, targets, 0)].astype(jnp.float32)
@@ -106,9 +115,9 @@ def correct_for_targets(
     bias: Array | None,
     targets: Array,
     d_per_position: Array | None,
-    sums: TargetSums | None,
     config: SweepConfig,
     wanted: Wanted,
+    sums: TargetSums | None = None,
 ) -> CorrectedSweep:
     """Adds, for each target, its loss and gradient as a positive less those as a negative.
 
@@ -119,13 +128,16 @@ def correct_for_targets(
       bias: `[V]` float or None.
       targets: `[T, L]` int32 rows of `embeddings`, distinct per position; negative = none here.
       d_per_position: `[T]` float32, needed for gradients only.
-      sums: what `add_up_targets` returns for the same arguments.
       config: static options.
       wanted: which results to correct.
+      sums: what `add_up_targets` returned for the same arguments; None to add up here, by XLA.
     """
+    on_tpu = sums is not None and takes_tpu_kernel(activations, bias, config, wanted)
+    if sums is None:
+        arrays = (activations, embeddings, bias, targets, d_per_position)
+        sums = _sums(*arrays, config, wanted, takes_kernel=False)
     operand = matmul_operand(activations, config).astype(jnp.float32)
     if sums is not None:
-        on_tpu = takes_tpu_kernel(activations, bias, config, wanted)
         return _linear_correction(
             sweep, operand, targets, d_per_position, sums, config, wanted, on_tpu
         )
@@ -173,6 +185,7 @@ def _linear_correction(sweep: Sweep, operand: Array, targets: Array, d_per_posit
         sweep = dataclasses.replace(sweep, loss=sweep.loss + _linear_slope(config) * sums.logits)
     if not wanted.gradients:
         return CorrectedSweep(sweep, None, None)
+    assert d_per_position is not None
     d_logits = _linear_slope(config) * d_per_position
     d_embeddings = sweep.d_embeddings
     if on_tpu:

@@ -177,7 +177,7 @@ def _local(activations: Array, embeddings: Array, bias: Array | None, targets: A
         dense, activations, embeddings, bias, d_per_position, vocab_offset, config, wanted
     )
     corrected = correct_for_targets(
-        dense, activations, embeddings, bias, targets, d_per_position, sums, config, wanted
+        dense, activations, embeddings, bias, targets, d_per_position, config, wanted, sums
     )
     return dataclasses.replace(corrected, sweep=first_features(corrected.sweep, dim))
 

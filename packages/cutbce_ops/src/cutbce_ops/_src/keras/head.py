@@ -109,8 +109,8 @@ class CutDense(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Creates the variables for activations `[..., D]`."""
-        size = input_shape[-1]
-        num_items = self.num_items if self.embedding is None else self.embedding.input_dim
+        size: Any = input_shape[-1]
+        num_items: Any = self.num_items if self.embedding is None else self.embedding.input_dim
         if self.embedding is None:
             self._table = self.add_weight(
                 name="embeddings",
