@@ -142,8 +142,8 @@ def test_a_masked_item_changes_nothing_but_its_targets():
     replaced = items[0, masked]
     other = np.setdiff1d(np.arange(1, VOCAB), items[0])[0]
     change = lambda rows: np.where(rows == replaced, other, rows)  # noqa: E731
-    changed = (np.concatenate([change(a[:1]), a[1:]]) for a in (history, targets))
-    after = _batch(model, *changed)
+    history, targets = (np.concatenate([change(a[:1]), a[1:]]) for a in (history, targets))
+    after = _batch(model, history, targets)
     assert (before.targets != after.targets).any()
     np.testing.assert_array_equal(
         _activations(model, params, before), _activations(model, params, after)
@@ -153,7 +153,7 @@ def test_a_masked_item_changes_nothing_but_its_targets():
 def test_masked_positions_see_both_sides_and_no_padding():
     model, params = _model(num_targets=1, num_layers=1)
     vectors = np.random.default_rng(0).normal(size=(1, 9, 8)).astype(np.float32)
-    mask = np.arange(9)[None] >= 2
+    mask = jnp.arange(9)[None] >= 2
     encode = jax.jit(lambda vectors: model.encoder(params)(vectors, mask)[0, 5])
     before = np.asarray(encode(vectors))
     moved = []

@@ -1,6 +1,7 @@
 """The encoder against its textbook formulas, and its sizes by hand, for every option."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_cases import random_params
@@ -116,7 +117,7 @@ def test_number_of_weights(name, options):
 
 def test_rotated_products_depend_on_the_distance_only():
     query, key = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
-    along = [np.asarray(rotated(np.tile(each, (1, 9, 1, 1))))[0, :, 0] for each in (query, key)]
+    along = [np.asarray(rotated(jnp.tile(each, (1, 9, 1, 1))))[0, :, 0] for each in (query, key)]
     products = along[0] @ along[1].T
     for distance in range(-8, 9):
         np.testing.assert_allclose(np.ptp(np.diagonal(products, distance)), 0, atol=1e-5)

@@ -137,7 +137,8 @@ def make_train_step(
         """The same over the parts of the batch, one after another, each by its weight."""
 
         def one_part(total, part):
-            loss, weight, gradients = gradients_of(params, *part[:2], capacity, part[2])
+            history, targets, key = part
+            loss, weight, gradients = gradients_of(params, history, targets, capacity, key)
             weighted = jax.tree.map(lambda leaf: leaf * weight, (loss, 1.0, gradients))
             return jax.tree.map(jnp.add, total, weighted), None
 
