@@ -32,6 +32,7 @@ _TINY = [
         ("evaluate nowhere --baselines some", "invalid choice: 'some'"),
         ("compare nowhere", "the following arguments are required: RUN_B"),
         ("compare nowhere here", "nowhere is not a training run"),
+        ("report nowhere", "nowhere is not a training run"),
         ("evaluate nowhere -k 8,x", "must be integers separated by commas; got '8,x'"),
         ("recipes nope", "no recipe 'nope'"),
         ("plan sasrec-demo --topology v6e:2x4 --num-items 0", "`num_items` must be at least 1"),
@@ -46,7 +47,7 @@ def test_mistakes_give_one_line_and_status_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "command", ["prepare", "describe", "recipes", "train", "evaluate", "compare", "plan"]
+    "command", ["prepare", "describe", "recipes", "train", "evaluate", "compare", "report", "plan"]
 )
 def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stop:

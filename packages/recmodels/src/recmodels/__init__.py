@@ -35,5 +35,6 @@ from recmodels._src.recipes import RECIPES as RECIPES
 from recmodels._src.recipes import get_recipe as get_recipe
 from recmodels._src.recommend import Recommendations as Recommendations
 from recmodels._src.recommend import recommend as recommend
+from recmodels._src.report.write import write_report as write_report
 from recmodels._src.train.loop import TrainResult as TrainResult
 from recmodels._src.train.loop import train as train

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_cases import slow_evaluation, slow_training_pairs, tiny_store
 
+from recmodels._src import page
 from recmodels._src.data import card as card_module
-from recmodels._src.data import card_html
 from recmodels._src.data.card import describe
 from recmodels._src.data.cli import add_describe_parser
 from recmodels._src.data.prepare import prepare
@@ -143,7 +143,7 @@ def test_page_has_both_plots_and_no_reference_to_other_files(timed_store, tmp_pa
 
 
 def test_page_without_matplotlib(timed_store, tmp_path, monkeypatch):
-    monkeypatch.setattr(card_html.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r'needs matplotlib; .* `pip install "recmodels\[report\]"`'
     ):

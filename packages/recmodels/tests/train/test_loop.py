@@ -26,7 +26,8 @@ def test_run_directory_holds_what_is_promised():
     store, result = finished_run()
     names = {entry.name for entry in result.run_dir.iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "bundle", "summary.json",
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "bundle", "report.html",
+        "summary.json",
     }  # fmt: skip
     config = json.loads((result.run_dir / "config.json").read_text())
     assert config["recipe"] == small_recipe(num_steps=60).to_dict()

@@ -19,6 +19,7 @@ from recmodels._src.recipe import Recipe
 from recmodels._src.recipe_facts import list_recipes
 from recmodels._src.recipes import RECIPES, get_recipe
 from recmodels._src.recommend import check_k, recommend
+from recmodels._src.report.write import write_report
 from recmodels._src.train.loop import train
 from recmodels._src.train.processes import is_first, join_processes
 from recmodels._src.train.run_directory import installed_version
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     add_prepare_parser(commands)
     add_describe_parser(commands)
-    for add in (_add_recipes, _add_train, _add_evaluate, _add_compare, _add_plan):
+    for add in (_add_recipes, _add_train, _add_evaluate, _add_compare, _add_report, _add_plan):
         add(commands)
     return parser
 
@@ -219,6 +220,26 @@ def _add_compare(commands: Any) -> None:
 
 def _run_compare(parsed: argparse.Namespace) -> None:
     print(compare(parsed.run_a, parsed.run_b, **_measuring_options(parsed)))
+
+
+def _add_report(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        _run_report,
+        "write a run on one page: curves, metrics, examples, memory, time and recipe",
+        "  recmodels report RUN\n  recmodels report RUN --out page.html --overwrite",
+    )
+    parser.add_argument("run_dir", metavar="RUN", help="run directory")
+    parser.add_argument("--data", metavar="STORE", help="sequence store, if it was moved")
+    parser.add_argument("--out", metavar="FILE", help="default: RUN/report.html, which is replaced")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
+
+
+def _run_report(parsed: argparse.Namespace) -> None:
+    if parsed.overwrite and parsed.out is None:
+        raise UserError("--overwrite needs --out; leave it out")
+    options = {"store": parsed.data, "overwrite": parsed.overwrite}
+    print(f"page: {write_report(parsed.run_dir, parsed.out, **options)}")
 
 
 def _add_plan(commands: Any) -> None:

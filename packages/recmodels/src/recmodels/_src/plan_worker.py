@@ -8,9 +8,7 @@ request, and every answer one line after `ANSWER`, both JSON; a caller's mistake
 import dataclasses
 import functools
 import json
-import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,7 +21,7 @@ from recmodels._src.plan_client import ANSWER
 from recmodels._src.plan_flops import model_flops
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.placement import Placement
-from recmodels._src.train.step import TrainState
+from recmodels._src.train.resources import bytes_per_device, state_bytes
 
 _NUM_SLOWEST = 10
 
@@ -71,7 +69,8 @@ def _figures(placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport) ->
         "is_table_sharded": placement.is_table_sharded,
         "num_chips": placement.num_devices,
         "chip_bytes": report.chip.hbm_bytes,
-        "classes_bytes": _classes(state, _batch(placement, recipe)),
+        "classes_bytes": state_bytes(state)
+        | {"batch": bytes_per_device(_batch(placement, recipe))},
         **dataclasses.asdict(report.memory),
         "collectives": [_collective(item) for item in report.collectives],
         "step_ms": report.step_seconds * 1e3,
@@ -93,24 +92,6 @@ def _batch(placement: Placement, recipe: Recipe) -> tuple[jax.ShapeDtypeStruct, 
         jax.ShapeDtypeStruct(shape, np.int32, sharding=placement.batch)
         for shape in (history, (*history, recipe.num_targets))
     )
-
-
-def _classes(state: TrainState, batch: Sequence[jax.ShapeDtypeStruct]) -> dict[str, int]:
-    """Bytes per chip of what a step is given, by what it is; without the padding of layouts."""
-    table = {name: leaf for name, leaf in state.params.items() if name != "encoder"}
-    parts = {
-        "item table": table,
-        "encoder": state.params["encoder"],
-        "optimizer": state.optimizer,
-        "average": state.average,
-        "batch": batch,
-    }
-    return {name: sum(map(_bytes_per_chip, jax.tree.leaves(part))) for name, part in parts.items()}
-
-
-def _bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
-    shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape
-    return math.prod(shape) * leaf.dtype.itemsize
 
 
 def _collective(estimate: tpu_lab.CollectiveEstimate) -> dict[str, Any]:

@@ -133,7 +133,11 @@ class RecipeList:
 
 
 def list_recipes() -> RecipeList:
-    """The built-in recipes with data, model, loss, mesh, published figure and our result."""
+    """The built-in recipes with data, model, loss, mesh, published figure and our result.
+
+    Returns:
+        One row for each of `RECIPES`, in their order.
+    """
     return RecipeList([_row(recipe, RECIPE_FACTS[name]) for name, recipe in RECIPES.items()])
 
 

@@ -129,7 +129,13 @@ def _share(batch_size: int, rank: int, num_ranks: int) -> slice:
 
 
 def evaluation_batches(
-    store: SequenceStore, split: Split, part: splits.Part, max_length: int, batch_size: int
+    store: SequenceStore,
+    split: Split,
+    part: splits.Part,
+    max_length: int,
+    batch_size: int,
+    *,
+    users: np.ndarray | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """All evaluated users, shortest first, in batches of one size.
 
@@ -139,6 +145,7 @@ def evaluation_batches(
       part: `"dev"` or `"test"`.
       max_length: N, the most recent input items that the model reads.
       batch_size: b; the last batch is filled up with user -1.
+      users: `[U]` int64 numbers of long enough users, to take no others.
 
     Yields:
       `user` int64 [b], -1 on filling; `history` int32 [b, N], right-aligned, 0 on padding;
@@ -149,7 +156,8 @@ def evaluation_batches(
       UserError: `part` is unknown, or no user is long enough.
     """
     splits.check_part(part)
-    users = np.flatnonzero(split.is_evaluated(store.lengths))
+    if users is None:
+        users = np.flatnonzero(split.is_evaluated(store.lengths))
     if len(users) == 0:
         raise UserError(
             f"{store.path} has no user to evaluate: protocol {split.protocol} needs "

@@ -59,6 +59,7 @@ def user_blocks(
     max_length: int,
     hide_seen: bool,
     size: int,
+    users: np.ndarray | None = None,
 ) -> Iterator[UserBlock]:
     """All evaluated users in blocks of one size.
 
@@ -69,11 +70,12 @@ def user_blocks(
         max_length: N, most recent items in `history`.
         hide_seen: whether the items of the whole input are hidden; else none is.
         size: users in a block.
+        users: `[U]` int64 numbers of long enough users, to take no others.
 
     Raises:
         UserError: no user is long enough.
     """
-    for batch in evaluation_batches(store, split, part, max_length, size):
+    for batch in evaluation_batches(store, split, part, max_length, size, users=users):
         seen = batch["seen"] if hide_seen else np.empty((size, 0), np.int32)
         yield UserBlock(
             user=batch["user"],

@@ -83,14 +83,13 @@ def measure(
     others, left_out = baseline_columns(
         request.baselines, store, split, counts, ks, strata, request.progress
     )
-    num_shards = 1 if sharding is None else sharding.num_position_shards
     user, targets = add_all_users(
         [model, *others.values()],
         store,
         split,
         request,
         max_length=recipe.max_length,
-        block_size=math.ceil(_USERS_PER_BLOCK / num_shards) * num_shards,
+        block_size=block_size(sharding),
     )
     columns = {name: _metrics_of(column) for name, column in others.items()}
     evaluation = Evaluation(
@@ -111,6 +110,12 @@ def measure(
         strata={} if strata is None else _stratum_sizes(strata, targets),
     )
     return Measurement(evaluation, UserRanks(user, targets, model.ranks))
+
+
+def block_size(sharding: cutbce_ops.LossSharding | None) -> int:
+    """Users that are ranked at a time, a multiple of the devices that share them."""
+    num_shards = 1 if sharding is None else sharding.num_position_shards
+    return math.ceil(_USERS_PER_BLOCK / num_shards) * num_shards
 
 
 def add_all_users(

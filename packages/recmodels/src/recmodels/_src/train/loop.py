@@ -24,12 +24,14 @@ from recmodels._src.errors import TrainingInterruptedError, UserError
 from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe
 from recmodels._src.recipes import get_recipe
+from recmodels._src.report.write import write_training_report
 from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.loss_window import LossWindow, diverged
 from recmodels._src.train.metrics_log import MetricsLog, read_metrics
 from recmodels._src.train.placement import Placement
+from recmodels._src.train.resources import Timing, used_resources
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.selection import DevSelection
 from recmodels._src.train.step import TrainState, is_usable
@@ -131,10 +133,10 @@ def _train(
                     run, store, counts, placement, checkpoints, log, selection, window,
                     interruption, progress,
                 )  # fmt: skip
-                state, step_ms = trainer.fit(state, data)
-            checkpoints.wait()
+                state, step_ms = trainer.timing.of("training steps", trainer.fit, state, data)
+            trainer.timing.of("checkpoints", checkpoints.wait)
             state = _selected(state, selection, checkpoints, placement, run.recipe)
-            _finish(run, store, placement, state, counts, log, trainer.step, step_ms, progress)
+            _finish(trainer, state, step_ms)
         finally:
             log.close()
     finally:
@@ -156,6 +158,7 @@ class _Trainer:
     interruption: Interruption
     progress: bool
     step: int = 0  # steps done
+    timing: Timing = dataclasses.field(default_factory=Timing)
 
     def fit(self, state: TrainState, data: Iterator[Any]) -> tuple[TrainState, float | None]:
         """Runs the remaining steps; returns the final state and the median step time."""
@@ -211,7 +214,9 @@ class _Trainer:
             # Records first: a checkpoint whose records are missing would lose them for good.
             self.log.sync()
             best_step = self.selection.best_step
-            self.checkpoints.save(state, self.window.losses, best_step)
+            self.timing.of(
+                "checkpoints", self.checkpoints.save, state, self.window.losses, best_step
+            )
         if is_stopping and not is_last:
             raise TrainingInterruptedError(
                 f"stopped by SIGTERM after step {self.step}, which is saved; the same command "
@@ -227,7 +232,9 @@ class _Trainer:
         return asks and processes.any_of_all(self.interruption.requested)
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
-        dev = evaluate_params(
+        dev = self.timing.of(
+            "evaluations on dev",
+            evaluate_params,
             state.result,
             self.run.recipe,
             self.store,
@@ -289,36 +296,32 @@ def _selected(
     return checkpoints.restore(placement.state(recipe), step=selection.best_step)[0]
 
 
-def _finish(
-    run: RunDirectory,
-    store: SequenceStore,
-    placement: Placement,
-    state: TrainState,
-    counts: np.ndarray,
-    log: MetricsLog,
-    num_steps: int,
-    step_ms: float | None,
-    progress: bool,
-) -> None:
-    step = int(state.step)
-    test = evaluate_params(
+def _finish(trainer: _Trainer, state: TrainState, step_ms: float | None) -> None:
+    run, store, timing = trainer.run, trainer.store, trainer.timing
+    step, sharding = int(state.step), trainer.placement.loss_sharding
+    test = timing.of(
+        "evaluation on test",
+        evaluate_params,
         state.result,
         run.recipe,
         store,
         part="test",
         step=step,
         hide_seen=run.recipe.hide_seen,
-        item_counts=counts,
-        sharding=placement.loss_sharding,
+        item_counts=trainer.counts,
+        sharding=sharding,
         baselines="all",
         detail="full",
-        progress=progress,
+        progress=trainer.progress,
     )
-    log.write(step, "test", test.model)
-    log.sync()
-    _write_bundle(run, store, state)
+    trainer.log.write(step, "test", test.model)
+    trainer.log.sync()
+    timing.of("bundle", _write_bundle, run, store, state)
+    resources = used_resources(state, trainer.placement, timing)
+    summary = {"step": trainer.step, "step_ms": step_ms, "resources": resources}
+    summary["test"] = test.to_dict()
+    write_training_report(run, store, state, summary, sharding)
     if processes.is_first():
-        summary = {"step": num_steps, "step_ms": step_ms, "test": test.to_dict()}
         run.write_json("summary.json", summary)
     processes.wait_for_all("the run was finished")
 
