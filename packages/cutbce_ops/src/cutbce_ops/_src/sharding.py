@@ -65,14 +65,14 @@ class LossSharding:
                 f"got {type(self.mesh).__name__}. For one device leave `sharding` None."
             )
         for name in ("position_axes", "vocabulary_axes"):
-            axes: Any = getattr(self, name)
-            names = axes if isinstance(axes, tuple | list) else (axes,)
-            if axes is not None and not all(isinstance(axis, str) for axis in names):
+            given: Any = getattr(self, name)
+            axes = tuple(given) if isinstance(given, tuple | list) else (given,)
+            if given is not None and not all(isinstance(axis, str) for axis in axes):
                 raise TypeError(
                     f"`{name}` must be the name of a mesh axis, a tuple of names or None; "
-                    f"got {axes!r}."
+                    f"got {given!r}."
                 )
-            axes = _as_tuple(axes)
+            axes = _as_tuple(given)
             unknown = [axis for axis in axes if axis not in self.mesh.shape]
             if unknown:
                 raise ValueError(
