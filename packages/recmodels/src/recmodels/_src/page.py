@@ -36,6 +36,7 @@ th {{ font-weight: 600; white-space: nowrap; }}
 mark {{ background: #cfe5d6; color: inherit; padding: 0 .2rem; }}
 .note {{ color: #52606d; font-size: .9rem; }}
 .plots {{ display: flex; flex-wrap: wrap; gap: 1.5rem; margin-top: 2rem; }}
+details {{ margin-top: 1rem; }}
 figure {{ flex: 1 1 24rem; margin: 0; }}
 figcaption {{ font-weight: 600; margin-bottom: .4rem; }}
 svg {{ width: 100%; height: auto; }}
@@ -69,6 +70,12 @@ def paragraph(text: object, *, is_note: bool = False) -> Markup:
 def section(title: str, *parts: Markup) -> Markup:
     """A part of the page under a heading."""
     return Markup("\n".join((f"<h2>{markup(title)}</h2>", *parts)))
+
+
+def details(summary: str, part: Markup, *, is_open: bool) -> Markup:
+    """A part that the reader can open and close."""
+    start = "<details open>" if is_open else "<details>"
+    return Markup(f"{start}<summary>{markup(summary)}</summary>\n{part}\n</details>")
 
 
 def fields_table(rows: Sequence[tuple[object, object]]) -> Markup:

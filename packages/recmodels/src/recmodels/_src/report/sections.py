@@ -1,7 +1,7 @@
 """The parts of a run's page, each from plain data."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recmodels._src import page
@@ -36,10 +36,10 @@ def head(
 
 def curves_section(records: Sequence[Record], recipe: Recipe, tested_step: int) -> page.Markup:
     """Plots where they can be made, and the evaluations on dev as a table."""
-    parts = []
+    parts, has_plots = [], page.can_plot()
     if not records:
         parts.append(page.paragraph("Nothing is recorded yet."))
-    elif page.can_plot():
+    elif has_plots:
         parts.append(curves(records, recipe.selection, tested_step))
     else:
         parts.append(
@@ -55,7 +55,8 @@ def curves_section(records: Sequence[Record], recipe: Recipe, tested_step: int) 
         rows = [[f"{r['step']:,}", *(f"{r[name]:.4f}" for name in names)] for r in dev]
         steps = [record["step"] for record in dev]
         chosen = steps.index(tested_step) if tested_step in steps else None
-        parts.append(page.grid_table(["step on dev", *names], rows, chosen=chosen))
+        table = page.grid_table(["step", *names], rows, chosen=chosen)
+        parts.append(page.details("Evaluations on the dev part", table, is_open=not has_plots))
     return page.section("Curves", *parts)
 
 
@@ -87,9 +88,9 @@ def examples_section(examples: Sequence[Example]) -> page.Markup:
     rows = [
         (
             example.user_id,
-            ", ".join(example.history),
-            ", ".join(example.held_out),
-            page.Markup(", ".join(_recommended(*each) for each in example.recommended)),
+            _listed(map(page.markup, example.history)),
+            _listed(map(page.markup, example.held_out)),
+            _listed(_recommended(*each) for each in example.recommended),
         )
         for example in examples
     ]
@@ -100,6 +101,12 @@ def examples_section(examples: Sequence[Example]) -> page.Markup:
             "Best first, in your ids; marked are items that were held out.", is_note=True
         ),
     )
+
+
+def _listed(labels: Iterable[page.Markup]) -> page.Markup:
+    labels = list(labels)
+    # Titles get a line each: commas would not tell where one ends.
+    return page.Markup(("<br>" if any(" (" in label for label in labels) else ", ").join(labels))
 
 
 def _recommended(label: str, is_held_out: bool) -> page.Markup:
@@ -130,7 +137,7 @@ def time_section(resources: Mapping[str, Any] | None, step_ms: float | None) -> 
     rows = []
     for name, part in parts:
         calls = part["calls"]
-        each = "" if name == _STEPS else f"{calls:,} of {part['seconds'] / calls:,.2f} s"
+        each = f"{calls:,} times {part['seconds'] / calls:,.2f} s" if calls > 1 else ""
         if name == _STEPS and step_ms is not None:
             each = f"{step_ms:,.1f} ms a step (median)"
         rows.append((name, f"{part['seconds']:,.1f} s", f"{part['seconds'] / total:.1%}", each))
