@@ -81,6 +81,25 @@ def test_killed_at_file_operations(tmp_path, environment, store, unbroken):
     _assert_same(run_dir, unbroken)
 
 
+_FULL_AT = (
+    r"open .*/checkpoints/4\.\S*/_METADATA",  # in the thread that writes a checkpoint
+    r"os.mkdir .*/checkpoints/8\.",
+    r"open .*/\.bundle\.tmp-\d+/bundle\.json",
+    r"os.rename .*/\.summary\.json",
+)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, environment, store, unbroken):
+    run_dir = tmp_path / "run"
+    for pattern in _FULL_AT:
+        command = [sys.executable, str(_SCRIPT), str(store), str(run_dir), f"full {pattern}"]
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        assert done.returncode == 1, (pattern, done.stderr)
+        assert "No space left on device" in done.stderr.strip().splitlines()[-1], pattern
+    assert _run(environment, store, run_dir) == 0
+    _assert_same(run_dir, unbroken)
+
+
 @pytest.mark.slow
 def test_killed_twenty_times_at_random(tmp_path, environment, store, unbroken):
     rng = random.Random(0)

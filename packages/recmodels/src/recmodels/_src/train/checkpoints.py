@@ -31,7 +31,12 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int | None) -> None:
         self._keep = keep
-        options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=keep is not None)
+        options = ocp.CheckpointManagerOptions(
+            cleanup_tmp_directories=keep is not None,
+            # Where making a folder fails in the background, Orbax's other threads wait for it for
+            # ten minutes, and the process with them.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self._obsolete: list[int] = []
 
