@@ -72,7 +72,7 @@ class LossSharding:
                     f"`{name}` must be the name of a mesh axis, a tuple of names or None; "
                     f"got {given!r}."
                 )
-            axes = _as_tuple(given)
+            axes = _as_tuple(getattr(self, name))
             unknown = [axis for axis in axes if axis not in self.mesh.shape]
             if unknown:
                 raise ValueError(

@@ -39,7 +39,7 @@ class PopularityPoint(NamedTuple):
 
     rank: int
     """1 for the most frequent item."""
-    count: int
+    num_events: int
     """Its events."""
 
 

@@ -1,6 +1,7 @@
 """Optimizers with linear warm-up, cosine decay and clipping of the global gradient norm."""
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     clip = optax.clip_by_global_norm(recipe.gradient_clip_norm)
     if recipe.table_optimizer == "adamw":
         return optax.chain(clip, _adamw(recipe))
+    parts: dict[Hashable, optax.GradientTransformation]
     parts = {"table": _table_optimizer(recipe), "rest": _adamw(recipe)}
     return optax.chain(clip, optax.partition(parts, _tables_and_rest))
 
@@ -77,8 +79,9 @@ def scale_by_rowwise_adagrad(epsilon: float = 1e-10) -> optax.GradientTransforma
     def init(params: Any) -> RowwiseAdagradState:
         return RowwiseAdagradState(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:, :1]), params))
 
-    def update(gradients: Any, state: RowwiseAdagradState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, Any]:
         del params
+        gradients, state = updates, cast(RowwiseAdagradState, state)
         sums = jax.tree.map(
             lambda total, leaf: total + jnp.square(leaf).mean(axis=1, keepdims=True),
             state.sums,
