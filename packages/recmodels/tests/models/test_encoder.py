@@ -99,6 +99,32 @@ def test_encoder_equals_the_textbook(name, options):
 
 
 @pytest.mark.parametrize("name", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3]], ids=str)
+def test_packed_equals_padded(name, options):
+    recipe = small_recipe(model=name, num_layers=2, num_targets=2, **options)
+    model, rng = make_model(recipe), np.random.default_rng(0)
+    length = 8 if name == "sasrec" else 10
+    mask = jnp.asarray(np.arange(length) >= np.array([[3], [0], [length], [7]]))  # one is empty
+    vectors = jnp.asarray(rng.normal(size=(4, length, 8)).astype(np.float32))
+    weights = jnp.asarray(rng.normal(size=(4, length, 8)).astype(np.float32)) * mask[..., None]
+
+    def total(params, vectors, capacity):
+        activations = model.encoder(params)(vectors, mask, capacity=capacity)
+        return (activations * weights).sum(), activations
+
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True), static_argnums=2)
+    params, num_real = random_params(recipe, VOCAB), int(mask.sum())
+    (_, padded), expected = run(params, vectors, None)
+    for capacity in (num_real, num_real + 3):
+        (_, packed), gradients = run(params, vectors, capacity)
+        np.testing.assert_allclose(
+            np.asarray(packed)[mask], np.asarray(padded)[mask], rtol=1e-5, atol=1e-5
+        )
+        for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sasrec", "bert4rec"])
 @pytest.mark.parametrize("options", [*OPTIONS, {"tie_embeddings": False}], ids=str)
 def test_number_of_weights(name, options):
     recipe = small_recipe(model=name, num_layers=2, num_targets=3, output_bias=False, **options)

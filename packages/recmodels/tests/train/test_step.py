@@ -66,7 +66,9 @@ def _dense_step(recipe, state, history, targets):
     ("capacity", "tie_embeddings"), [(None, True), (64, True), (63, True), (63, False)]
 )
 def test_step_equals_dense_step(capacity, tie_embeddings):
-    recipe = small_recipe(weight_decay=0.1, tie_embeddings=tie_embeddings)
+    # Which numbers dropout draws depends on how many positions are computed.
+    dropout = 0.2 if capacity in (None, 64) else 0.0
+    recipe = small_recipe(weight_decay=0.1, tie_embeddings=tie_embeddings, dropout=dropout)
     history, targets = _batch()
     assert (targets >= 0).any(-1).sum() <= 63
     state = initial_state(recipe, _counts())

@@ -62,6 +62,7 @@ class SequenceModel(abc.ABC):
         dropout_key: Array,
         *,
         recompute: bool,
+        capacity: int | None = None,
     ) -> Array:
         """Activations of the predicting positions.
 
@@ -71,6 +72,8 @@ class SequenceModel(abc.ABC):
             vectors: `[B, S, D]` float32 vectors of `batch.rows`.
             dropout_key: random key of dropout.
             recompute: see `HistoryEncoder.__call__`.
+            capacity: at least the number of positions with a target, which are those of the windows
+                that are no padding; None computes all positions.
 
         Returns:
             `[B, P, D]` in the recipe's compute type.

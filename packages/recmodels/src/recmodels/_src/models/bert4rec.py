@@ -96,13 +96,16 @@ class BERT4Rec(SequenceModel):
         dropout_key: Array,
         *,
         recompute: bool,
+        capacity: int | None = None,
     ) -> Array:
         """Those of the masked positions; see `SequenceModel`."""
         assert batch.is_masked is not None
         assert batch.positions is not None
         encoder = self._cloze_encoder(params)
         filled = encoder.fill_in(vectors, batch.rows != PAD_ROW, batch.is_masked)
-        activations = encoder(*filled, dropout_key, recompute=recompute)
+        if capacity is not None:  # a row also holds the last targets of its window
+            capacity += len(vectors) * self.span
+        activations = encoder(*filled, dropout_key, recompute=recompute, capacity=capacity)
         return jnp.take_along_axis(activations, batch.positions[..., None], axis=1)
 
     def queries(self, params: dict, history_vectors: Array, history_mask: Array) -> Array:

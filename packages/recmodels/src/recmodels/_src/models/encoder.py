@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from recmodels._src.models.layers import Block, dropped, norm, random_table
+from recmodels._src.models.layers import Block, Packing, dropped, norm, random_table
 from recmodels._src.recipe import Recipe
 
 _HALF_RANGE = 2**16  # numbers in the half of 32 random bits
@@ -44,6 +44,7 @@ class HistoryEncoder(nnx.Module):
         dropout_key: Array | None = None,
         *,
         recompute: bool = False,
+        capacity: int | None = None,
     ) -> Array:
         """Activations of every position.
 
@@ -53,26 +54,33 @@ class HistoryEncoder(nnx.Module):
             dropout_key: random key in training; None in evaluation (no dropout).
             recompute: whether the backward pass computes each block's inside again instead of
                 keeping it.
+            capacity: at least the number of positions that are no padding, so that only so many are
+                computed; None computes all. What dropout drops depends on it, nothing else.
 
         Returns:
             `[B, S, D]` in the recipe's compute type; positions on padding carry no meaning.
         """
         batch, length, dim = vectors.shape
-        keep = self._draw_dropout((batch * length, dim), dropout_key)
+        packing = None
+        if capacity is not None and capacity < batch * length:
+            packing = Packing.of(mask, capacity)
         # The mask also gives padding a zero gradient, so row 0 learns nothing from histories.
         stream = jnp.where(mask[..., None], vectors, 0)
         if self.positions is not None:
             stream = stream + self.positions[...]
         stream = stream.reshape(batch * length, dim).astype(self.compute_dtype)
+        stream = stream if packing is None else packing.pack(stream)
+        keep = self._draw_dropout(stream.shape, dropout_key)
         if self.input_norm is not None:
             stream = self.input_norm(stream)
         stream = dropped(stream, self.dropout, keep[0])
         visible = self._visible(mask)
         for layer, block in enumerate(self.blocks):
             run = jax.checkpoint(block) if recompute else block
-            stream = run(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]))
+            stream = run(stream, visible, (keep[1 + 2 * layer], keep[2 + 2 * layer]), packing)
         if self.final_norm is not None:
             stream = self.final_norm(stream)
+        stream = stream if packing is None else packing.spread(stream)
         return stream.reshape(batch, length, dim)
 
     def _visible(self, mask: Array) -> Array:

@@ -1,6 +1,7 @@
 """Layers that all models share: the transformer block, dropout by given bits, initial values."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,36 @@ from recmodels._src.recipe import Recipe
 _INITIAL_SCALE = 0.02  # GPT-2's standard deviation for weights and tables
 _ROTARY_BASE = 10_000.0  # as published
 _MASKED = -1e30  # score of an invisible position; far below any real one, and finite
+
+
+class Packing(NamedTuple):
+    """Where the positions that are no padding lie, so that they alone are computed.
+
+    With a packing a stream holds a row for each of them, `[C, D]`; attention alone needs the
+    positions of each history side by side.
+    """
+
+    places: Array  # [C] int32, places among the B * S positions; B * S where there is none
+    num_positions: int  # B * S
+
+    @classmethod
+    def of(cls, mask: Array, capacity: int) -> "Packing":
+        """Of `[B, S]` bool with at most `capacity` positions that are True."""
+        chosen = jnp.nonzero(mask.reshape(-1), size=capacity, fill_value=mask.size)[0]
+        return cls(chosen.astype(jnp.int32), mask.size)
+
+    def pack(self, values: Array) -> Array:
+        """`[B * S, D]` to `[C, D]`, zero where there is no position."""
+        return values.at[self.places].get(
+            mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True
+        )
+
+    def spread(self, values: Array) -> Array:
+        """`[C, D]` to `[B * S, D]`, zero on padding."""
+        zeros = jnp.zeros((self.num_positions, values.shape[1]), values.dtype)
+        return zeros.at[self.places].set(
+            values, mode="drop", unique_indices=True, indices_are_sorted=True
+        )
 
 
 class Block(nnx.Module):
@@ -40,18 +71,21 @@ class Block(nnx.Module):
         stream: Array,
         visible: Array,
         keep: tuple[Array | None, Array | None],
+        packing: Packing | None = None,
     ) -> Array:
         """Adds attention over the visible positions and the MLP to the residual stream.
 
         Args:
-            stream: `[B * S, D]`. Without a batch axis, since XLA runs products of three-dimensional
-                arrays at half the speed on a CPU.
+            stream: `[B * S, D]`, or `[C, D]` with a packing. Without a batch axis, since XLA runs
+                products of three-dimensional arrays at half the speed on a CPU.
             visible: `[B, 1, S or 1, S]` bool, which positions each position attends to.
-            keep: `[B * S, D]` bool for each half, what dropout keeps; None keeps everything.
+            keep: bool for each half, of the shape of `stream`, what dropout keeps; None keeps
+                everything.
+            packing: which positions the stream holds; None for all.
         """
 
         def attend(values: Array) -> Array:
-            return self._attend(values, visible)
+            return self._attend(values, visible, packing)
 
         stream = self._add(stream, attend, self.attention_norm, keep[0])
         return self._add(stream, self._widen, self.mlp_norm, keep[1])
@@ -67,14 +101,16 @@ class Block(nnx.Module):
             return stream + dropped(half(half_norm(stream)), self.dropout, keep)
         return half_norm(stream + dropped(half(stream), self.dropout, keep))
 
-    def _attend(self, values: Array, visible: Array) -> Array:
-        num_positions, dim = values.shape
+    def _attend(self, values: Array, visible: Array, packing: Packing | None) -> Array:
+        dim = values.shape[1]
         heads = (visible.shape[0], -1, 3, self.num_heads, dim // self.num_heads)
-        query, key, value = jnp.unstack(self.qkv(values).reshape(heads), axis=2)
+        qkv = self.qkv(values)
+        qkv = qkv if packing is None else packing.spread(qkv)
+        query, key, value = jnp.unstack(qkv.reshape(heads), axis=2)
         if self.is_rotary:
             query, key = rotated(query), rotated(key)
-        attended = _attention(query, key, value, visible)
-        return self.attention_out(attended.reshape(num_positions, dim))
+        attended = _attention(query, key, value, visible).reshape(-1, dim)
+        return self.attention_out(attended if packing is None else packing.pack(attended))
 
     def _widen(self, values: Array) -> Array:
         activate = jax.nn.gelu if self.activation == "gelu" else jax.nn.relu

@@ -29,10 +29,12 @@ class SASRec(SequenceModel):
         dropout_key: Array,
         *,
         recompute: bool,
+        capacity: int | None = None,
     ) -> Array:
         """Those of every position; see `SequenceModel`."""
         encoder = self.encoder(params)
-        return encoder(vectors, batch.rows > 0, dropout_key, recompute=recompute)
+        mask = batch.rows > 0
+        return encoder(vectors, mask, dropout_key, recompute=recompute, capacity=capacity)
 
     def queries(self, params: dict, history_vectors: Array, history_mask: Array) -> Array:
         """The activation of the last position; see `SequenceModel`."""

@@ -93,8 +93,9 @@ def make_train_step(
     - history: `[B, S]` int32 rows, right-aligned, 0 on padding.
     - targets: `[B, S, L]` int32 rows, -1 on padding.
     - capacity: int, at least the number of positions with a target in the batch (or in each part
-      of it, see `accumulate_steps`), or None for all positions. The loss is computed for that many
-      positions only; the result does not depend on it.
+      of it, see `accumulate_steps`), or None for all positions. Every position that is no padding
+      must have a target. Only so many positions are computed; the random numbers of dropout depend
+      on it, and nothing else.
 
     Args:
         recipe: model, loss and optimizer.
@@ -110,7 +111,11 @@ def make_train_step(
 
     def objective(params, vectors, batch, capacity, key):
         recompute = rows_in_use(params) >= RECOMPUTE_FROM_ROWS
-        activations = model.training_activations(params, batch, vectors, key, recompute=recompute)
+        activations = model.training_activations(
+            params, batch, vectors, key, recompute=recompute, capacity=capacity
+        )
+        if capacity is not None:
+            capacity = model.loss_capacity(capacity, len(vectors))
         activations, targets, weights = _positions_with_targets(
             activations, batch.targets, capacity
         )
@@ -121,8 +126,6 @@ def make_train_step(
     def gradients_of(params, history, targets, capacity, key):
         batch = model.training_batch(history, targets, jax.random.fold_in(key, 2))
         vectors = take_rows(params["item_embeddings"], batch.rows, sharding)
-        if capacity is not None:
-            capacity = model.loss_capacity(capacity, len(history))
         (loss, weight), (gradients, d_vectors) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
         )(params, vectors, batch, capacity, key)
