@@ -18,7 +18,12 @@ from recmodels import RECIPES, Recipe, UserError, get_recipe
         ({"ema_decay": 1.0}, "`ema_decay` must be at least 0 and below 1; got 1.0"),
         ({"patience": 2}, '`patience` must be used with a `selection` other than "last"; got 2'),
         ({"accumulate_steps": 3}, r"`accumulate_steps` must be a divisor of `batch_size` \(32\)"),
-        ({"loss": "cut-softmax"}, "`loss` must be one of those for several targets, as .* is 8"),
+        (
+            {"loss": "cut-softmax"},
+            "`loss` must be another one for `num_targets` 8; cut-softmax takes",
+        ),
+        ({"num_negatives": 2**20}, r"`num_negatives` must be below 2\*\*20; got 1048576"),
+        ({"batch_size": 10**11}, "`batch_size` must be such that its positions, times .* 64, stay"),
         ({"loss": "gbce", "label_smoothing": 0.1}, "`label_smoothing` must be 0 with `loss` gbce"),
         ({"seed": -1}, r"`seed` must be between 0 and 2\*\*32 - 1; got -1"),
         ({"seed": 2**32}, r"`seed` must be between 0 and 2\*\*32 - 1; got 4294967296"),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from train_cases import finished_run, small_recipe
 
-from recmodels import UserError, evaluate, train
+from recmodels import UserError, evaluate, train, write_report
 from recmodels._src.cli import main
 
 
@@ -52,12 +52,30 @@ def test_config(run_dir, capsys, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"{}", b"[]", b"\xff", b'{"step": 1, "step_ms": 2, "test": {}}']
+    "content",
+    [
+        *(b"", b"{", b"{}", b"[]", b"\xff", b'{"step": 1, "step_ms": 2, "test": {}}'),
+        *(b'{"step": "x", "step_ms": 2, "test": {}}', b'{"step": 1, "step_ms": "x", "test": {}}'),
+        b'{"step": 1, "step_ms": 2, "test": {}, "resources": {}}',
+    ],
 )
 def test_summary(run_dir, content):
     (run_dir / "summary.json").write_bytes(content)
     with pytest.raises(UserError, match=r"summary\.json is damaged; remove it and run the same"):
         _train(run_dir)
+
+
+@pytest.mark.parametrize("model", [None, {"hit@8": "x"}])
+def test_summary_with_another_evaluation(run_dir, model):
+    path = run_dir / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["test"]["model"] = model
+    path.write_text(json.dumps(summary))
+    for use in (_train, write_report):
+        with pytest.raises(
+            UserError, match=r"summary\.json is damaged; remove it and run the same"
+        ):
+            use(run_dir)
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"{}", b"\xff\xff", b'{"step": 4, "split": "train"}'])

@@ -295,8 +295,14 @@ _RULES = (
         lambda recipe, value: recipe.batch_size % value == 0,
     ),
     (
+        "batch_size",
+        "such that its positions, times `max_length` {0.max_length}, stay below 2**31",
+        lambda recipe, value: value * recipe.max_length < 2**31,
+    ),
+    ("num_negatives", "below 2**20", lambda _, value: value < 2**20),
+    (
         "loss",
-        "one of those for several targets, as `num_targets` is {0.num_targets}",
+        "another one for `num_targets` {0.num_targets}; cut-softmax takes one target",
         lambda recipe, value: value != "cut-softmax" or recipe.num_targets == 1,
     ),
     (

@@ -37,6 +37,20 @@ class Evaluation:
         popularity = {"popularity": self.popularity} if self.popularity else {}
         return {"model": self.model} | popularity | self.baselines
 
+    @classmethod
+    def from_dict(cls, content: Any) -> "Evaluation":
+        """What `to_dict` gave, read back from JSON.
+
+        Raises:
+            ValueError: it is not.
+        """
+        try:
+            evaluation = cls(**content)
+            str(evaluation)  # formats every number there is
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(f"no evaluation: {error}") from None
+        return evaluation
+
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
         return dataclasses.asdict(self)

@@ -102,8 +102,8 @@ def _evaluation(run: RunDirectory, summary: dict[str, Any] | None) -> Evaluation
     if summary is None:
         return None
     try:
-        return Evaluation(**summary["test"])
-    except TypeError:
+        return Evaluation.from_dict(summary["test"])
+    except ValueError:
         raise run.damaged_summary() from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 class Interruption:
     """Within the context SIGTERM sets `requested` instead of ending the process.
 
+    A second SIGTERM ends it, wherever it is.
     Outside the main thread, where Python takes no signal handlers, nothing changes.
     """
 
@@ -31,4 +32,7 @@ class Interruption:
             signal.signal(signal.SIGTERM, self._previous)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         self.requested = True

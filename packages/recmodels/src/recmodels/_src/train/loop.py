@@ -1,5 +1,6 @@
 """Training from a sequence store to a finished run directory, resumable at any moment."""
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -35,7 +36,7 @@ from recmodels._src.train.resources import Timing, used_resources
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.selection import DevSelection
 from recmodels._src.train.step import TrainState, is_usable
-from recmodels._src.train.warm_start import start_from
+from recmodels._src.train.warm_start import check_source, start_from
 
 # A batch with more positions than this many standard deviations above the mean computes the loss
 # for all of them, padding too: rare, and it costs a second compilation.
@@ -93,6 +94,8 @@ def train(
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
     progress = progress and processes.is_first()
+    if start_from is not None and not (Path(run_dir) / "config.json").exists():
+        check_source(Path(start_from), recipe, store)
     placement = Placement.of_this_machine(recipe, store.num_items + 1)
     rank, num_ranks = placement.batch_share(recipe.batch_size)
     data = train_batches(store, recipe, rank=rank, num_ranks=num_ranks)
@@ -118,29 +121,24 @@ def _train(
     progress: bool,
 ) -> None:
     checkpoints = run.checkpoints()
-    try:
+    # From here to the end, so that a SIGTERM while the first step compiles is not lost either.
+    with contextlib.closing(checkpoints), Interruption() as interruption:
         counts = training_counts(store, run.recipe)
         state, losses = _start(run, store, placement, checkpoints, counts)
         step = int(state.step)
         data.set_state(data.get_state() | {"next_index": step})
-        log = MetricsLog(run.path, step)
-        try:
+        with contextlib.closing(MetricsLog(run.path, step)) as log:
             processes.wait_for_all("younger records were dropped")
             selection = DevSelection(run.recipe, read_metrics(run.path))
             window = LossWindow(checkpoints, losses)
-            with Interruption() as interruption:
-                trainer = _Trainer(
-                    run, store, counts, placement, checkpoints, log, selection, window,
-                    interruption, progress,
-                )  # fmt: skip
-                state, step_ms = trainer.timing.of("training steps", trainer.fit, state, data)
+            trainer = _Trainer(
+                run, store, counts, placement, checkpoints, log, selection, window,
+                interruption, progress,
+            )  # fmt: skip
+            state, step_ms = trainer.timing.of("training steps", trainer.fit, state, data)
             trainer.timing.of("checkpoints", checkpoints.wait)
             state = _selected(state, selection, checkpoints, placement, run.recipe)
             _finish(trainer, state, step_ms)
-        finally:
-            log.close()
-    finally:
-        checkpoints.close()
 
 
 @dataclasses.dataclass
@@ -338,8 +336,8 @@ def _result(run: RunDirectory, *, already_finished: bool) -> TrainResult:
     assert summary is not None
     records = read_metrics(run.path)
     try:
-        test = Evaluation(**summary["test"])
-    except TypeError:
+        test = Evaluation.from_dict(summary["test"])
+    except ValueError:
         raise run.damaged_summary() from None
     return TrainResult(
         run_dir=run.path,

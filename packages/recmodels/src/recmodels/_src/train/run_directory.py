@@ -99,6 +99,8 @@ class RunDirectory:
                 if type(num_rows) is not int or num_rows < vocab_size:
                     raise ValueError(f"table_rows is {num_rows!r}")
                 start_from = config.get("start_from")
+                if not isinstance(config.get("versions", {}), dict):
+                    raise TypeError("versions is no object")
                 return cls(path, Recipe(**config["recipe"]), store, num_rows, start_from)
         except OSError:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
@@ -149,7 +151,7 @@ class RunDirectory:
             summary = json.loads(path.read_bytes())
         except ValueError:
             raise self.damaged_summary() from None
-        if not isinstance(summary, dict) or not {"step", "step_ms", "test"} <= summary.keys():
+        if not _is_summary(summary):
             raise self.damaged_summary()
         return summary
 
@@ -218,6 +220,28 @@ class RunDirectory:
         # Temporary outputs of a killed process carry its process id, so no later one reuses them.
         for entry in self.path.glob(".*.*-*"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _is_summary(summary: Any) -> bool:
+    if not isinstance(summary, dict) or not {"step", "step_ms", "test"} <= summary.keys():
+        return False
+    resources = summary.get("resources")
+    return (
+        type(summary["step"]) is int
+        and isinstance(summary["step_ms"], float | int | None)
+        and isinstance(summary["test"], dict)
+        and (resources is None or _are_resources(resources))
+    )
+
+
+def _are_resources(resources: Any) -> bool:
+    names = {"mesh", "device", "state_bytes", "device_peak_bytes", "process_peak_bytes", "parts"}
+    return (
+        isinstance(resources, dict)
+        and names <= resources.keys()
+        and isinstance(resources["state_bytes"], dict)
+        and isinstance(resources["parts"], dict)
+    )
 
 
 def _identity(store: SequenceStore) -> dict[str, Any]:

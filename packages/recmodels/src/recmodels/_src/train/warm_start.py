@@ -9,12 +9,41 @@ import polars as pl
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.models.base import TABLES
+from recmodels._src.recipe import Recipe
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.processes import to_host
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.step import TrainState
 
 _BY_ITEM = (*sorted(TABLES), "output_bias")
+# What decides the shapes of the parameters and what they mean.
+_MODEL_FIELDS = (
+    "model", "max_length", "hidden_dim", "num_layers", "num_heads", "mlp_ratio", "activation",
+    "norm", "positions", "tie_embeddings", "output_bias",
+)  # fmt: skip
+
+
+def check_source(path: Path, recipe: Recipe, store: SequenceStore) -> None:
+    """Refuses a run that cannot be started from; call it before anything is written.
+
+    Args:
+        path: run to start from.
+        recipe: what is to be trained.
+        store: its sequences.
+
+    Raises:
+        UserError: `path` is no finished run, its model is another, or its ids have another type.
+    """
+    _common_rows(path, store)
+    old = RunDirectory.open(path).recipe
+    # A masked span takes as many positions as there are targets.
+    fields = (*_MODEL_FIELDS, *(["num_targets"] if recipe.model == "bert4rec" else []))
+    for name in fields:
+        was, now = getattr(old, name), getattr(recipe, name)
+        if was != now:
+            raise UserError(
+                f"the model of {path} is another: `{name}` is {was!r} there and {now!r} here."
+            )
 
 
 def start_from(
@@ -33,12 +62,11 @@ def start_from(
         placement: its layout.
 
     Raises:
-        UserError: `path` is no finished run, its model has other shapes, or its ids another type.
+        UserError: `path` cannot be read any more; see also `check_source`.
     """
     old_rows, new_rows = _common_rows(path, store)
     old = jax.tree.map(np.asarray, RunDirectory.open(path).restore().result)
     params = jax.tree.map(lambda leaf: np.array(to_host(leaf)), state.params)
-    _check_same_shapes(path, old, params)
     for name in params.keys() & set(_BY_ITEM):
         params[name][new_rows] = old[name][old_rows]
     params["encoder"] = old["encoder"]
@@ -63,19 +91,3 @@ def _common_rows(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarr
         )
     both = old.join(new, on="item_id", how="inner")
     return both["old"].to_numpy(), both["new"].to_numpy()
-
-
-def _check_same_shapes(path: Path, old: dict, new: dict) -> None:
-    def shapes(params: dict) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        by_name = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in leaves}
-        # The catalogs may differ, the vectors not.
-        return {name: x.shape[1:] if name in _BY_ITEM else x.shape for name, x in by_name.items()}
-
-    was, now = shapes(old), shapes(new)
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            raise UserError(
-                f"the model of {path} has other shapes: {name} {was.get(name, 'is missing')} "
-                f"there, {now.get(name, 'is missing')} here; start from a run of the same sizes."
-            )
