@@ -154,7 +154,7 @@ def test_sigterm_exit_status(tmp_path):
 
 
 def test_main_turns_it_into_the_exit_status(monkeypatch, capsys):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise TrainingInterruptedError("stopped by SIGTERM after step 3, which is saved")
 
     monkeypatch.setattr("recmodels._src.cli.train", interrupted)

@@ -52,10 +52,11 @@ class Placement:
         devices = jax.devices()
         axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
         num_devices = math.prod(axes.values())
-        if num_devices > len(devices) or (num_devices < len(devices) and jax.process_count() > 1):
+        num_processes = jax.process_count()
+        if num_devices > len(devices) or (num_devices < len(devices) and num_processes > 1):
+            who = "this machine has" if num_processes == 1 else f"{num_processes} processes have"
             raise UserError(
-                f"`mesh` {recipe.mesh} needs {num_devices} devices; {jax.process_count()} "
-                f"process(es) have {len(devices)}."
+                f"`mesh` {recipe.mesh} needs {num_devices} devices; {who} {len(devices)}."
             )
         return cls.over(devices[:num_devices], recipe, vocab_size)
 
