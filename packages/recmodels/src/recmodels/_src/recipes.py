@@ -3,6 +3,25 @@
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
 
+# The published setting: paper's sizes, schedule length and unhidden seen items.
+_YAMBDA_50M = Recipe(
+    name="sasrec-yambda-50m",
+    protocol="next-8",
+    max_length=256,
+    hidden_dim=256,
+    num_layers=3,
+    num_heads=4,
+    dropout=0.1,
+    batch_size=64,
+    num_steps=300_000,
+    learning_rate=5e-4,
+    warmup_steps=5_000,
+    hide_seen=False,
+    log_every=100,
+    evaluate_every=20_000,
+    checkpoint_every=5_000,
+)
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -111,59 +130,10 @@ RECIPES: dict[str, Recipe] = {
             evaluate_every=500,
             checkpoint_every=500,
         ),
-        # The published setting: paper's sizes, schedule length and unhidden seen items.
-        Recipe(
-            name="sasrec-yambda-50m",
-            protocol="next-8",
-            max_length=256,
-            hidden_dim=256,
-            num_layers=3,
-            num_heads=4,
-            dropout=0.1,
-            batch_size=64,
-            num_steps=300_000,
-            learning_rate=5e-4,
-            warmup_steps=5_000,
-            hide_seen=False,
-            log_every=100,
-            evaluate_every=20_000,
-            checkpoint_every=5_000,
-        ),
-        # The same model for the larger sets, for 16 chips and more: about 20 and 8 passes.
-        Recipe(
-            name="sasrec-yambda-500m",
-            protocol="next-8",
-            max_length=256,
-            hidden_dim=256,
-            num_layers=3,
-            num_heads=4,
-            dropout=0.1,
-            batch_size=256,
-            num_steps=150_000,
-            learning_rate=5e-4,
-            warmup_steps=5_000,
-            hide_seen=False,
-            log_every=100,
-            evaluate_every=20_000,
-            checkpoint_every=5_000,
-        ),
-        Recipe(
-            name="sasrec-yambda-5b",
-            protocol="next-8",
-            max_length=256,
-            hidden_dim=256,
-            num_layers=3,
-            num_heads=4,
-            dropout=0.1,
-            batch_size=512,
-            num_steps=300_000,
-            learning_rate=5e-4,
-            warmup_steps=5_000,
-            hide_seen=False,
-            log_every=100,
-            evaluate_every=20_000,
-            checkpoint_every=5_000,
-        ),
+        _YAMBDA_50M,
+        # The same model for the larger sets, on 16 chips and more.
+        _YAMBDA_50M.override(name="sasrec-yambda-500m", batch_size=256, num_steps=150_000),
+        _YAMBDA_50M.override(name="sasrec-yambda-5b", batch_size=512),
     )
 }
 """The built-in recipes by name."""
