@@ -310,7 +310,8 @@ def test_yambda_step_with_the_table_sharded():
     assert _largest_collective(report) < 876_938 // 8 * 256 * 4  # no table travels, nor a shard
     assert not report.untimed_kernels
     assert report.step_ms <= 12  # published, measured on such a slice: 50 ms
-    assert report.bound in ("MXU", "VALU")  # the latter with the compiler for Python 3.11
+    # The older compiler, for Python 3.11, schedules the loss kernel less densely.
+    assert report.bound == ("MXU" if sys.version_info >= (3, 12) else "VALU")
     assert 0.3 <= report.mfu <= 1
     table_bytes = (876_939 + 8 * 1024) // 8 * 257 * 4
     assert 0.99 * table_bytes <= report.classes_bytes["item table"] <= table_bytes
