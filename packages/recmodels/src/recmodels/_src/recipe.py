@@ -22,6 +22,10 @@ Selection = Literal["last", "ndcg@8", "ndcg@10", "hit@8", "hit@10"]
 
 DATA_AXIS, MODEL_AXIS = "data", "model"
 _ALL_DEVICES = "auto"
+_MODEL_FIELDS = (
+    "model", "max_length", "hidden_dim", "num_layers", "num_heads", "mlp_ratio", "activation",
+    "norm", "positions", "tie_embeddings", "output_bias",
+)  # fmt: skip
 
 
 def _help(text: str) -> dict[str, str]:
@@ -204,6 +208,12 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
         return dataclasses.asdict(self)
+
+    def model_settings(self) -> dict[str, Any]:
+        """The fields that decide the shapes of the parameters and what they mean, by name."""
+        # A masked span takes as many positions as there are targets.
+        spans = ("num_targets",) if self.model == "bert4rec" else ()
+        return {name: getattr(self, name) for name in (*_MODEL_FIELDS, *spans)}
 
 
 def parse_mesh(mesh: str) -> dict[str, int]:

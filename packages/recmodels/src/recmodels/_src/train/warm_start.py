@@ -16,11 +16,6 @@ from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.step import TrainState
 
 _BY_ITEM = (*sorted(TABLES), "output_bias")
-# What decides the shapes of the parameters and what they mean.
-_MODEL_FIELDS = (
-    "model", "max_length", "hidden_dim", "num_layers", "num_heads", "mlp_ratio", "activation",
-    "norm", "positions", "tie_embeddings", "output_bias",
-)  # fmt: skip
 
 
 def check_source(path: Path, recipe: Recipe, store: SequenceStore) -> None:
@@ -36,10 +31,8 @@ def check_source(path: Path, recipe: Recipe, store: SequenceStore) -> None:
     """
     _common_rows(path, store)
     old = RunDirectory.open(path).recipe
-    # A masked span takes as many positions as there are targets.
-    fields = (*_MODEL_FIELDS, *(["num_targets"] if recipe.model == "bert4rec" else []))
-    for name in fields:
-        was, now = getattr(old, name), getattr(recipe, name)
+    for name, now in recipe.model_settings().items():
+        was = getattr(old, name)
         if was != now:
             raise UserError(
                 f"the model of {path} is another: `{name}` is {was!r} there and {now!r} here."
