@@ -95,6 +95,8 @@ class DatasetCard:
     """Users by number of events; each range doubles the one before it."""
     popularity_curve: list[PopularityPoint]
     """Items from the most frequent to the rarest, thinned out evenly in the logarithm."""
+    item_categories: dict[str, Any] | None = None
+    """What `prepare --item-categories` found, as in `meta.json`; None without."""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
@@ -121,6 +123,8 @@ class DatasetCard:
             ),
             ("time", self._time()),
         ]
+        if self.item_categories is not None:
+            lines.append(("categories", _categories(self.item_categories, self.num_items)))
         for protocol, share in self.evaluation.items():
             short = self.num_users - share.num_users
             text = f"{share.num_users:,} users to evaluate, {short:,} shorter than "
@@ -206,6 +210,7 @@ def describe(store: str | Path | SequenceStore, *, progress: bool = False) -> Da
         skipped=dict(store.meta.get("skipped", {})),
         length_bins=_length_bins(store.lengths),
         popularity_curve=_popularity_curve(counts),
+        item_categories=store.meta.get("item_categories"),
     )
 
 
@@ -225,6 +230,11 @@ class _Block(NamedTuple):
     def num_ties(self) -> int:
         ties = self.timestamps[1:] == self.timestamps[:-1]
         return int((ties & (self.position[1:] > 0)).sum())
+
+
+def _categories(found: dict[str, Any], num_items: int) -> str:
+    share = 1 - found["num_items_without"] / num_items
+    return f"{found['num_categories']:,}; {share:.1%} of the items have one or more"
 
 
 def _blocks(store: SequenceStore) -> Iterator[_Block]:

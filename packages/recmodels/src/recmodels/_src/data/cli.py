@@ -33,6 +33,8 @@ examples:
   recmodels prepare ratings.csv --format csv --no-header --user 1 --item 2 --time 4 --out store
   recmodels prepare ml-100k.inter --format tsv --user user_id:token --item item_id:token \\
       --time timestamp:float --out store
+  recmodels prepare events.csv --format csv --user user_id --item sku --time ts --out store \\
+      --item-categories products.csv --category-columns sku,department
   recmodels prepare --synthetic --out store
 """
 
@@ -100,6 +102,18 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="OLD",
         help="a store whose items keep their rows; new items come after them",
     )
+    parser.add_argument(
+        "--item-categories",
+        type=Path,
+        metavar="FILE",
+        help="csv, tsv or parquet file with a row for every pair of an item and a category of it",
+    )
+    parser.add_argument(
+        "--category-columns",
+        type=_column_pair,
+        metavar="ITEM,CATEGORY",
+        help="names of its two columns (default: item_id,category)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing STORE")
     group = parser.add_argument_group("generated data")
     group.add_argument("--synthetic", action="store_true", help="generate the interactions")
@@ -126,6 +140,10 @@ def add_describe_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, metavar="PAGE", help="HTML page to write as well")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing PAGE")
     parser.set_defaults(run=_run_describe)
+
+
+def _column_pair(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _run_describe(args: argparse.Namespace) -> int:
@@ -158,6 +176,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.synthetic:
         fixed = {"PATH": args.path, "--format": args.format, "--no-header": args.no_header or None}
         fixed |= {f"--{name}": value for name, value in columns.items()}
+        fixed["--item-categories"] = args.item_categories
+        fixed["--category-columns"] = args.category_columns
         _refuse("does not go with --synthetic", fixed)
         report = prepare_synthetic(args.out, **given, **common)
     else:
@@ -171,7 +191,7 @@ def _run(args: argparse.Namespace) -> int:
             )
         report = prepare(
             args.path, args.out, format=args.format, has_header=not args.no_header, **columns,
-            **common,
+            item_categories=args.item_categories, category_columns=args.category_columns, **common,
         )  # fmt: skip
     print(report)
     return 0

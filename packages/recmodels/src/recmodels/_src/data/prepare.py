@@ -11,6 +11,7 @@ import polars as pl
 from tqdm import tqdm
 
 from recmodels._src.atomic import atomic_folder
+from recmodels._src.data.categories import CategoryFile, match_categories, read_pairs
 from recmodels._src.data.filters import Deduplicate, Filters
 from recmodels._src.data.loaders import read_events
 from recmodels._src.data.sequences import build_sequences
@@ -46,6 +47,8 @@ class PrepareReport:
     """Users with one event: in the store, in no training window."""
     num_evaluated: dict[Protocol, int]
     """Users long enough to be evaluated, by protocol (8 targets)."""
+    item_categories: dict[str, Any] | None = None
+    """What `--item-categories` found, as in `meta.json`; None without."""
 
     def __str__(self) -> str:
         """The report as text of a few lines."""
@@ -67,7 +70,23 @@ class PrepareReport:
             )
         for reason, count in self.skipped.items():
             lines.append(f"skipped         {count:,} x {reason}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._category_lines()])
+
+    def _category_lines(self) -> list[str]:
+        found = self.item_categories
+        if found is None:
+            return []
+        lines = [
+            f"categories      {found['num_categories']:,}; {found['num_items_without']:,} items "
+            "have none"
+        ]
+        for name, reason in (
+            ("num_unknown_items", "item that is not in the interactions"),
+            ("num_incomplete_lines", "line without item or category"),
+        ):
+            if found[name]:
+                lines.append(f"left out        {found[name]:,} x {reason} in {found['file']}")
+        return lines
 
 
 def prepare(
@@ -84,6 +103,8 @@ def prepare(
     deduplicate: Deduplicate = "none",
     min_played_pct: int = 0,
     ids_from: str | Path | None = None,
+    item_categories: str | Path | None = None,
+    category_columns: tuple[str, str] | None = None,
     overwrite: bool = False,
     progress: bool = False,
 ) -> PrepareReport:
@@ -110,6 +131,10 @@ def prepare(
       min_played_pct: leave out listens played less than this (Yambda formats).
       ids_from: a sequence store whose items keep their rows here, whether they occur or not;
         new items come after them, so that a model can go on with a grown catalog.
+      item_categories: a csv, tsv or parquet file with one row for every pair of an item and one of
+        its categories; see `CategoryFile`. Items that it lacks have no category.
+      category_columns: names of its item and of its category column; None takes "item_id" and
+        "category".
       overwrite: replace `out` if it exists.
       progress: show on stderr which step is running, when the file is large.
 
@@ -126,13 +151,24 @@ def prepare(
         deduplicate=deduplicate,
     )
     check_store_output(Path(out), overwrite=overwrite)
+    category_file = _category_file(item_categories, category_columns)
     columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
     source = {"name": Path(path).name, "format": format}
     size = Path(path).stat().st_size if Path(path).exists() else 0
     with _bar(progress and size >= _BAR_FROM_BYTES) as bar:
         return _prepare(
-            Path(path), Path(out), format, columns, source, filters, ids_from, overwrite, bar
-        )
+            Path(path), Path(out), format, columns, source, filters, ids_from, overwrite, bar,
+            category_file,
+        )  # fmt: skip
+
+
+def _category_file(path: str | Path | None, columns: tuple[str, str] | None) -> CategoryFile | None:
+    if path is None:
+        if columns is not None:
+            raise UserError("--category-columns needs --item-categories; leave it out")
+        return None
+    path = Path(path)
+    return CategoryFile(path) if columns is None else CategoryFile(path, tuple(columns))
 
 
 def prepare_synthetic(
@@ -206,7 +242,10 @@ def _prepare(
     ids_from: str | Path | None,
     overwrite: bool,
     bar: tqdm,
+    category_file: CategoryFile | None = None,
 ) -> PrepareReport:
+    # Before the events, which may take long.
+    pairs = None if category_file is None else read_pairs(category_file)
     known_items = None
     if ids_from is not None:
         known = SequenceStore.open(ids_from)
@@ -233,9 +272,13 @@ def _prepare(
             report=bar.set_description,
         )
         bar.set_description("3/3 writing")
+        categories = None
+        if pairs is not None:
+            categories = match_categories(pairs, sequences.item_ids)
         write_store(
-            folder, sequences, source=source, filters=dataclasses.asdict(filters), skipped=skipped
-        )
+            folder, sequences, source=source, filters=dataclasses.asdict(filters), skipped=skipped,
+            categories=categories,
+        )  # fmt: skip
         shutil.rmtree(scratch)
     return report(SequenceStore.open(out))
 
@@ -268,4 +311,5 @@ def report(store: SequenceStore) -> PrepareReport:
             protocol: int(Split(protocol).is_evaluated(lengths).sum())
             for protocol in get_args(Protocol)
         },
+        item_categories=store.meta.get("item_categories"),
     )

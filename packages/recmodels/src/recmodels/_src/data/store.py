@@ -2,7 +2,8 @@
 
 A folder with `items.npy` (int32, users back to back), `offsets.npy` (int64),
 `timestamps.npy` (int64), `users.parquet`, `items.parquet` and `meta.json`. Rows run
-from 1 to `num_items`; row 0 is padding.
+from 1 to `num_items`; row 0 is padding. With item categories `items.parquet` has a column
+`categories`, a list of names for every item.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from recmodels._src.atomic import check_output
+from recmodels._src.data.categories import COLUMN, ItemCategories, numbered
 from recmodels._src.errors import UserError
 
 FORMAT = "cutbce-sequence-store"
@@ -118,7 +120,10 @@ class SequenceStore:
             if block.min() < 1 or block.max() > self.num_items:
                 raise _damaged(self.path, f"items.npy has rows outside 1..{self.num_items}")
         _check_table(self.path, "users.parquet", _USER_COLUMNS, num_users)
-        _check_table(self.path, "items.parquet", _ITEM_COLUMNS, self.num_items)
+        columns: dict[str, tuple[Any, ...]] = dict(_ITEM_COLUMNS)
+        if self.num_categories:
+            columns[COLUMN] = (pl.List(pl.String),)
+        _check_table(self.path, "items.parquet", columns, self.num_items)
 
     @property
     def num_users(self) -> int:
@@ -137,8 +142,42 @@ class SequenceStore:
 
     @property
     def digest(self) -> str:
-        """Hex digest of the sequences and ids; equal digests mean equal stores."""
+        """Hex digest of sequences, times, ids and categories; equal ones mean equal stores."""
         return self.meta["digest"]
+
+    @property
+    def num_categories(self) -> int:
+        """Number of item categories; 0 when the store has none."""
+        return self.meta.get("item_categories", {}).get("num_categories", 0)
+
+    @functools.cached_property
+    def item_categories(self) -> ItemCategories:
+        """The categories of every item.
+
+        Raises:
+          UserError: the store has none, or they are damaged.
+        """
+        if not self.num_categories:
+            raise UserError(
+                f"`item_categories` needs categories, and {self.path} has none; prepare it with "
+                "--item-categories"
+            )
+        found = numbered(pl.read_parquet(self.path / "items.parquet", columns=[COLUMN])[COLUMN])
+        if len(found.names) != self.num_categories:
+            what = f"items.parquet has {len(found.names)} categories"
+            raise _damaged(self.path, f"{what}, meta.json says {self.num_categories}")
+        return found
+
+    def check_has_times(self) -> None:
+        """Refuses a store that knows the order of the events only.
+
+        Raises:
+          UserError: it was prepared without a time column.
+        """
+        if self.meta["timestamps"] != "seconds":
+            raise UserError(
+                f"`time_gaps` needs times, and {self.path} has none; prepare it with --time"
+            )
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
@@ -190,10 +229,18 @@ def _read_meta(path: Path) -> dict[str, Any]:
     for name in ("digest", "timestamps"):
         if not isinstance(meta.get(name), str):
             raise _damaged(path, f"meta.json has no valid {name}")
+    if not _is_category_count(meta.get("item_categories")):
+        raise _damaged(path, "meta.json has no valid item_categories")
     missing = [name for name in _FILES if not (path / name).is_file()]
     if missing:
         raise _damaged(path, f"{missing[0]} is missing")
     return meta
+
+
+def _is_category_count(found: Any) -> bool:
+    if found is None:
+        return True
+    return isinstance(found, dict) and type(found.get("num_categories")) is int
 
 
 def _check_table(path: Path, name: str, columns: dict[str, tuple[Any, ...]], num_rows: int) -> None:

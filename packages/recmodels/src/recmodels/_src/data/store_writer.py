@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import polars as pl
 
+from recmodels._src.data.categories import COLUMN, numbered
 from recmodels._src.data.store import FORMAT, VERSION
 
 _IDS_BLOCK = 1 << 20
@@ -47,6 +48,7 @@ def write_store(
     source: dict[str, Any],
     filters: dict[str, Any],
     skipped: dict[str, int],
+    categories: tuple[pl.Series, dict[str, Any]] | None = None,
 ) -> None:
     """Writes the files of a sequence store.
 
@@ -56,12 +58,13 @@ def write_store(
       source: where the data came from (names only, no absolute paths).
       filters: the filters that were applied, by name.
       skipped: number of events left out, by reason.
+      categories: result of `match_categories`; None for a store without.
     """
     num_users, num_items = len(sequences.lengths), len(sequences.item_counts)
     offsets = np.zeros(num_users + 1, dtype=np.int64)
     np.cumsum(sequences.lengths, out=offsets[1:])
-    # Rows, offsets and raw ids decide what a model learns and answers; a run directory
-    # records this value and refuses to go on with another store.
+    # Rows, times, offsets, raw ids and categories decide what a model learns and answers; a run
+    # directory records this value and refuses to go on with another store.
     sha = hashlib.sha256()
     _write_events(folder, sequences, int(offsets[-1]), sha)
     np.save(folder / "offsets.npy", offsets)
@@ -76,10 +79,16 @@ def write_store(
         "item_id": sequences.item_ids,
         "count": sequences.item_counts,
     }
+    if categories is not None:
+        items[COLUMN] = categories[0]
     pl.DataFrame(users).write_parquet(folder / "users.parquet")
     pl.DataFrame(items).write_parquet(folder / "items.parquet")
     for ids in (sequences.user_ids, sequences.item_ids):
         _add_ids(sha, ids)
+    if categories is not None:
+        names, table = numbered(categories[0])
+        _add_ids(sha, pl.Series(names))
+        sha.update(table.data)
     meta = {
         "format": FORMAT,
         "version": VERSION,
@@ -92,12 +101,15 @@ def write_store(
         "timestamps": sequences.timestamps_kind,
         "digest": sha.hexdigest(),
     }
+    if categories is not None:
+        meta["item_categories"] = categories[1]
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_events(
     folder: Path, sequences: SequenceParts, num_events: int, sha: "hashlib._Hash"
 ) -> None:
+    sha_of_times = hashlib.sha256()  # one of its own: the pieces may be of any size
     with contextlib.ExitStack() as files:
         items = _open_array(files, folder / "items.npy", num_events, np.dtype("<i4"))
         timestamps = _open_array(files, folder / "timestamps.npy", num_events, np.dtype("<i8"))
@@ -105,6 +117,9 @@ def _write_events(
             rows.tofile(items)
             times.tofile(timestamps)
             sha.update(np.ascontiguousarray(rows).data)
+            sha_of_times.update(np.ascontiguousarray(times).data)
+    if sequences.timestamps_kind == "seconds":
+        sha.update(sha_of_times.digest())
 
 
 def _open_array(files: contextlib.ExitStack, path: Path, length: int, dtype: np.dtype) -> BinaryIO:
