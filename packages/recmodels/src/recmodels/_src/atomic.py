@@ -1,16 +1,20 @@
 """Outputs that appear complete or not at all.
 
 Everything is written under a temporary sibling name, flushed to the disk and then
-renamed. A reader therefore never meets half a file, whatever kills the writer.
+renamed. A reader therefore never meets half a file, whatever kills the writer. In an
+object store one object appears whole or not at all: what is to be there is written on
+this machine, in the folder for temporary files, and then uploaded.
 """
 
 import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from recmodels._src import storage
 from recmodels._src.errors import UserError
 
 
@@ -28,6 +32,8 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     """
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists already; choose another name or pass --overwrite")
+    if storage.is_remote(path):
+        return
     blocker = next((p for p in path.absolute().parents if p.exists()), None)
     if blocker is not None and not blocker.is_dir():
         raise UserError(f"{path} cannot be written: {blocker} is a file, not a folder")
@@ -40,16 +46,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def writing(path: Path) -> Iterator[None]:
     """Gives a full disk one form, whichever library meets it: an `OSError` that names `path`.
 
+    So it does for whatever an object store refuses.
+
     Args:
       path: the output that is written in the block.
 
     Raises:
-      OSError: the disk is full.
+      OSError: the disk is full, or the object store does not take it.
     """
     try:
         yield
     except Exception as error:
         reason = _reason_if_full(error)
+        if reason is None and storage.is_remote(path) and storage.is_failure(error):
+            reason = storage.failure_text(error)
         if reason is None:
             raise
         raise OSError(f"cannot write {path}: {reason}") from error
@@ -80,6 +90,12 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
       OSError: the disk is full or cannot be written.
     """
     check_output(path, overwrite=overwrite)
+    if storage.is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            with writing(path):
+                yield Path(folder) / path.name
+            storage.upload(Path(folder) / path.name, path)
+        return
     temporary = _sibling(path, "tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -93,15 +109,20 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    path: Path, *, overwrite: bool = False, last: str | None = None
+) -> Iterator[Path]:
     """Yields a temporary folder that becomes the folder `path` when the block succeeds.
 
     An existing folder is kept until the new one is complete and comes back if the last
-    rename fails.
+    rename fails. In an object store its file `last` goes first, and then the others are
+    replaced one after another, so that a reader finds no folder rather than a mixture.
 
     Args:
       path: final name; missing parent folders are made.
       overwrite: whether an existing output may be replaced.
+      last: file without which readers take the folder for incomplete; an object store gets
+        it after all others.
 
     Yields:
       The empty sibling folder to write into.
@@ -111,6 +132,12 @@ def atomic_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
       OSError: the disk is full or cannot be written.
     """
     check_output(path, overwrite=overwrite)
+    if storage.is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            with writing(path):
+                yield Path(folder)
+            storage.upload_folder(Path(folder), path, last)
+        return
     temporary = _sibling(path, "tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)

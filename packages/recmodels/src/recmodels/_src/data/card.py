@@ -14,6 +14,7 @@ from recmodels._src.data.card_html import write_card_html
 from recmodels._src.data.filters import Filters
 from recmodels._src.data.splits import Protocol, Split
 from recmodels._src.data.store import SequenceStore
+from recmodels._src.storage import as_path
 
 _BLOCK_EVENTS = 1 << 22
 _BAR_DELAY_S = 2.0  # no bar for what is over before one can read it
@@ -153,7 +154,7 @@ class DatasetCard:
           UserError: `path` exists, or matplotlib is not installed.
         """
         write_card_html(
-            Path(path),
+            as_path(path),
             title=self.name,
             lines=self.lines(),
             length_bins=self.length_bins,
@@ -192,7 +193,7 @@ def describe(store: str | Path | SequenceStore, *, progress: bool = False) -> Da
             bar.update(len(block.items))
     has_time = store.meta["timestamps"] == "seconds"
     return DatasetCard(
-        name=str(store.meta.get("source", {}).get("name", store.path.name)),
+        name=str(store.meta.get("source", {}).get("name", store.location.name)),
         digest=store.digest,
         num_users=store.num_users,
         num_items=store.num_items,

@@ -1,7 +1,6 @@
 """The `prepare` and `describe` commands."""
 
 import argparse
-from pathlib import Path
 from typing import get_args
 
 from recmodels._src.atomic import check_output
@@ -11,6 +10,7 @@ from recmodels._src.data.filters import Deduplicate
 from recmodels._src.data.loaders import FORMATS
 from recmodels._src.data.prepare import prepare, prepare_synthetic
 from recmodels._src.errors import UserError
+from recmodels._src.storage import as_path
 
 _EPILOG = """\
 formats:
@@ -57,8 +57,8 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="the file to read")
-    parser.add_argument("--out", required=True, type=Path, metavar="STORE", help="folder to make")
+    parser.add_argument("path", nargs="?", metavar="PATH", help="the file to read")
+    parser.add_argument("--out", required=True, metavar="STORE", help="folder to make")
     parser.add_argument("--format", metavar="F", help=f"one of {', '.join(FORMATS)}")
     parser.add_argument("--user", metavar="COLUMN", help="user column: name, or number from 1")
     parser.add_argument("--item", metavar="COLUMN", help="item column: name, or number from 1")
@@ -98,13 +98,11 @@ def add_prepare_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--ids-from",
-        type=Path,
         metavar="OLD",
         help="a store whose items keep their rows; new items come after them",
     )
     parser.add_argument(
         "--item-categories",
-        type=Path,
         metavar="FILE",
         help="csv, tsv or parquet file with a row for every pair of an item and a category of it",
     )
@@ -137,7 +135,7 @@ def add_describe_parser(subparsers: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("store", metavar="STORE", help="sequence store to read")
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="HTML page to write as well")
+    parser.add_argument("--out", metavar="PAGE", help="HTML page to write as well")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing PAGE")
     parser.set_defaults(run=_run_describe)
 
@@ -150,7 +148,7 @@ def _run_describe(args: argparse.Namespace) -> int:
     if args.overwrite and args.out is None:
         raise UserError("--overwrite needs --out; leave it out")
     if args.out is not None:
-        check_output(args.out, overwrite=args.overwrite)
+        check_output(as_path(args.out), overwrite=args.overwrite)
         check_can_plot()
     card = describe(args.store, progress=True)
     print(card)

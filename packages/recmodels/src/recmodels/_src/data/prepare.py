@@ -1,8 +1,10 @@
 """`prepare`: from a file of interactions to a sequence store, with a report."""
 
+import contextlib
 import dataclasses
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,13 +12,14 @@ import numpy as np
 import polars as pl
 from tqdm import tqdm
 
+from recmodels._src import storage
 from recmodels._src.atomic import atomic_folder
 from recmodels._src.data.categories import CategoryFile, match_categories, read_pairs
 from recmodels._src.data.filters import Deduplicate, Filters
 from recmodels._src.data.loaders import read_events
 from recmodels._src.data.sequences import build_sequences
 from recmodels._src.data.splits import Protocol, Split
-from recmodels._src.data.store import SequenceStore, check_store_output
+from recmodels._src.data.store import LAST_FILE, SequenceStore, check_store_output
 from recmodels._src.data.store_writer import write_store
 from recmodels._src.data.synthetic import write_synthetic_interactions
 from recmodels._src.data.table_formats import TableColumns
@@ -111,7 +114,8 @@ def prepare(
     """Reads a file of interactions and writes a sequence store.
 
     Memory is bounded by the numbers of users and items, not by that of events; beside `out`,
-    16 bytes an event are on disk meanwhile.
+    16 bytes an event are on disk meanwhile. What is in an object store is copied, and what goes
+    there is made, in the folder for temporary files.
 
     Args:
       path: the file; text formats may be gzipped.
@@ -150,25 +154,31 @@ def prepare(
         k_core=k_core,
         deduplicate=deduplicate,
     )
-    check_store_output(Path(out), overwrite=overwrite)
-    category_file = _category_file(item_categories, category_columns)
+    path, out = storage.as_path(path), storage.as_path(out)
+    check_store_output(out, overwrite=overwrite)
     columns = TableColumns(user=user, item=item, time=time, has_header=has_header)
-    source = {"name": Path(path).name, "format": format}
-    size = Path(path).stat().st_size if Path(path).exists() else 0
-    with _bar(progress and size >= _BAR_FROM_BYTES) as bar:
+    source = {"name": path.name, "format": format}
+    with (
+        _category_file(item_categories, category_columns) as category_file,
+        storage.local_copy(path) as path,
+        _bar(progress and path.exists() and path.stat().st_size >= _BAR_FROM_BYTES) as bar,
+    ):
         return _prepare(
-            Path(path), Path(out), format, columns, source, filters, ids_from, overwrite, bar,
-            category_file,
-        )  # fmt: skip
+            path, out, format, columns, source, filters, ids_from, overwrite, bar, category_file
+        )
 
 
-def _category_file(path: str | Path | None, columns: tuple[str, str] | None) -> CategoryFile | None:
+@contextlib.contextmanager
+def _category_file(
+    path: str | Path | None, columns: tuple[str, str] | None
+) -> Iterator[CategoryFile | None]:
     if path is None:
         if columns is not None:
             raise UserError("--category-columns needs --item-categories; leave it out")
-        return None
-    path = Path(path)
-    return CategoryFile(path) if columns is None else CategoryFile(path, tuple(columns))
+        yield None
+        return
+    with storage.local_copy(storage.as_path(path)) as file:
+        yield CategoryFile(file) if columns is None else CategoryFile(file, tuple(columns))
 
 
 def prepare_synthetic(
@@ -212,7 +222,8 @@ def prepare_synthetic(
         k_core=k_core,
         deduplicate=deduplicate,
     )
-    check_store_output(Path(out), overwrite=overwrite)
+    out = storage.as_path(out)
+    check_store_output(out, overwrite=overwrite)
     size = {"num_users": num_users, "num_items": num_items, "seed": seed}
     source = {"name": "synthetic", "format": "yambda-flat", **size}
     with (
@@ -223,9 +234,8 @@ def prepare_synthetic(
         bar.set_description("generating")
         write_synthetic_interactions(path, **size)
         return _prepare(
-            path, Path(out), "yambda-flat", TableColumns(), source, filters, ids_from, overwrite,
-            bar,
-        )  # fmt: skip
+            path, out, "yambda-flat", TableColumns(), source, filters, ids_from, overwrite, bar
+        )
 
 
 def _bar(show: bool) -> tqdm:
@@ -259,7 +269,7 @@ def _prepare(
             f"--deduplicate exact compares times, and {path.name} is read without; name its column "
             "with --time, or take consecutive"
         )
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, last=LAST_FILE) as folder:
         # In the folder of the store, which is on a disk that has room and is cleaned up.
         scratch = folder / "events"
         scratch.mkdir()
@@ -280,7 +290,9 @@ def _prepare(
             categories=categories,
         )  # fmt: skip
         shutil.rmtree(scratch)
-    return report(SequenceStore.open(out))
+        # Here, so that what went to an object store need not be fetched from there.
+        found = report(SequenceStore.open(folder))
+    return dataclasses.replace(found, path=out)
 
 
 def report(store: SequenceStore) -> PrepareReport:
@@ -295,7 +307,7 @@ def report(store: SequenceStore) -> PrepareReport:
     lengths = np.sort(store.lengths)
     n = len(lengths)
     return PrepareReport(
-        path=store.path,
+        path=store.location,
         num_users=store.num_users,
         num_items=store.num_items,
         num_interactions=store.num_interactions,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from recmodels._src import storage
 from recmodels._src.atomic import check_output
 from recmodels._src.data.categories import COLUMN, ItemCategories, numbered
 from recmodels._src.errors import UserError
@@ -22,6 +23,8 @@ from recmodels._src.errors import UserError
 FORMAT = "cutbce-sequence-store"
 VERSION = 1
 
+LAST_FILE = "meta.json"
+"""File that makes a folder a store; it changes with all others, as it holds their digest."""
 _FILES = ("items.npy", "offsets.npy", "timestamps.npy", "users.parquet", "items.parquet")
 
 
@@ -65,7 +68,9 @@ class SequenceStore:
     """
 
     path: Path
-    """The folder."""
+    """The folder, of this machine."""
+    location: Path
+    """Where it was opened: the same folder, or that in an object store which it is a copy of."""
     meta: dict[str, Any]
     """Content of `meta.json`."""
     items: np.ndarray
@@ -80,21 +85,24 @@ class SequenceStore:
         """Opens a store and checks it, in one pass over its events.
 
         Args:
-          path: folder written by `recmodels prepare`.
+          path: folder written by `recmodels prepare`; one in an object store is copied to this
+            machine first, see `storage.cached_folder`.
 
         Raises:
           UserError: there is no store, it is of another version, or it is damaged.
         """
-        path = Path(path)
-        meta = _read_meta(path)
-        arrays = {}
-        for name in ("items", "offsets", "timestamps"):
-            try:
-                arrays[name] = np.load(path / f"{name}.npy", mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
-                raise _damaged(path, f"{name}.npy cannot be read ({error})") from error
-        store = cls(path=path, meta=meta, **arrays)
-        store._check()
+        location = storage.as_path(path)
+        path = _on_this_machine(location)
+        with storage.naming(location, path):
+            meta = _read_meta(path)
+            arrays = {}
+            for name in ("items", "offsets", "timestamps"):
+                try:
+                    arrays[name] = np.load(path / f"{name}.npy", mmap_mode="r")
+                except (OSError, ValueError, EOFError) as error:
+                    raise _damaged(path, f"{name}.npy cannot be read ({error})") from error
+            store = cls(path=path, location=location, meta=meta, **arrays)
+            store._check()
         return store
 
     def _check(self) -> None:
@@ -209,9 +217,20 @@ class SequenceStore:
         return pl.read_parquet(self.path / "users.parquet")["user_id"].to_numpy()
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    if not (path / "meta.json").is_file():
+def _on_this_machine(location: Path) -> Path:
+    if not storage.is_remote(location):
+        return location
+    _check_is_store(location)
+    return storage.cached_folder(location, LAST_FILE)
+
+
+def _check_is_store(path: Path) -> None:
+    if not (path / LAST_FILE).is_file():
         raise UserError(f"{path} is not a sequence store; write one with `recmodels prepare`")
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    _check_is_store(path)
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
     except ValueError as error:
