@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
-from train_cases import finished_run, small_recipe
+from train_cases import chain_store, finished_run, small_recipe
 
-from recmodels import UserError, evaluate, train, write_report
+from recmodels import UserError, compare, evaluate, recommend, train, write_report
 from recmodels._src.cli import main
 
 
@@ -22,33 +22,115 @@ def _train(run_dir):
     return train(small_recipe(num_steps=60), store, run_dir, progress=False)
 
 
-def _set_store(run_dir, **values):
-    config = json.loads((run_dir / "config.json").read_text())
-    for name, value in values.items():
-        config["store"][name] = value
-        if value is None:
-            del config["store"][name]
+def _set(run_dir, field, value):
+    """Edits one field of config.json, such as "store.path"; None removes it."""
+    config = section = json.loads((run_dir / "config.json").read_text())
+    *sections, name = field.split(".")
+    for each in sections:
+        section = section[each]
+    section[name] = value
+    if value is None:
+        del section[name]
     (run_dir / "config.json").write_text(json.dumps(config))
 
 
 CONFIGS = {
-    "not utf-8": lambda run: (run / "config.json").write_bytes(b"\xff\xfe{"),
-    "list": lambda run: (run / "config.json").write_text("[]"),
-    "no digest": lambda run: _set_store(run, digest=None),
-    "no path": lambda run: _set_store(run, path=None),
-    "number as path": lambda run: _set_store(run, path=3),
-    "word as size": lambda run: _set_store(run, num_items="many"),
-    "negative size": lambda run: _set_store(run, num_items=-1),
+    "not utf-8": (b"\xff\xfe{", "can't decode byte"),
+    "no JSON": (b"{", "Expecting property name"),
+    "list": (b"[]", "the whole is no JSON object"),
+    "no digest": ("store.digest", None, "`store.digest` is missing"),
+    "no path": ("store.path", None, "`store.path` is missing"),
+    "number as path": ("store.path", 3, "`store.path` is 3, not a text"),
+    "word as size": ("store.num_items", "many", "`store.num_items` is 'many', not a positive in"),
+    "negative size": ("store.num_items", -1, "`store.num_items` is -1, not a positive integer"),
+    "small table": ("table_rows", 7, "`table_rows` is 7; `store.num_items` 40 needs at least 41"),
+    "no recipe": ("recipe", None, "`recipe` is missing"),
+    "list as recipe": ("recipe", [], "`recipe` is no JSON object"),
+    "field without default": ("recipe.protocol", None, "`recipe.protocol` is missing"),
+    "unknown recipe field": ("recipe.hiden_dim", 8, "`recipe.hiden_dim` is no field of it"),
+    "unknown field": ("tabel_rows", 8, "`tabel_rows` is no field of it"),
+    "bad value": ("recipe.dropout", 2.0, "`dropout` must be at least 0 and below 1; got 2.0"),
+    "number as source": ("start_from", 3, "`start_from` is 3, no path"),
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_config(run_dir, capsys, name):
-    CONFIGS[name](run_dir)
+    *damage, message = CONFIGS[name]
+    if len(damage) == 1:
+        (run_dir / "config.json").write_bytes(damage[0])
+    else:
+        _set(run_dir, *damage)
     assert main(["evaluate", str(run_dir)]) == 2
     error = capsys.readouterr().err
-    assert f"{run_dir / 'config.json'} is damaged" in error
+    assert f"{run_dir / 'config.json'} is damaged (" in error
+    assert message in error
     assert error.count("\n") == 1
+
+
+# field of config.json, its new value, and what the message says of it
+EDITS = (
+    ("recipe.hidden_dim", 16, r"`recipe\.hidden_dim` is 16, in checkpoint .*60 8;"),
+    ("recipe.hidden_dim", None, r"`recipe\.hidden_dim` is 64, in checkpoint .*60 8;"),
+    ("recipe.num_layers", 2, r"`recipe\.num_layers` is 2, in checkpoint .*60 1;"),
+    ("recipe.max_length", 9, r"`recipe\.max_length` is 9, in checkpoint .*60 8;"),
+    # Arrays of the same shapes, with another meaning.
+    ("recipe.num_heads", 4, r"`recipe\.num_heads` is 4, in checkpoint .*60 2;"),
+    ("recipe.ema_decay", 0.5, r"shape of `average\.\S+` is \[.*\], in checkpoint .*60 absent;"),
+    ("table_rows", 64, r"`params\.item_embeddings` is \[64, 8\], in checkpoint .*60 \[41, 8\];"),
+)
+
+
+@pytest.mark.parametrize(("field", "value", "message"), EDITS)
+def test_an_edited_config_does_not_pass_for_damage(run_dir, field, value, message):
+    _set(run_dir, field, value)
+    with pytest.raises(
+        UserError, match=r"config\.json does not fit what was trained: .*" + message
+    ):
+        evaluate(run_dir, progress=False)
+
+
+def test_checkpoints_of_other_versions_record_no_fields(run_dir):
+    window = run_dir / "checkpoints" / "60" / "window" / "metadata"
+    content = json.loads(window.read_text())
+    assert content.pop("trained")["recipe.hidden_dim"] == 8
+    window.write_text(json.dumps(content))
+    assert evaluate(run_dir, baselines="none", progress=False).step == 60
+    _set(run_dir, "recipe.hidden_dim", 16)
+    with pytest.raises(
+        UserError, match=r"the shape of `params\.\S+` is \[.*16.*\], in checkpoint "
+    ):
+        evaluate(run_dir, progress=False)
+
+
+@pytest.mark.parametrize("name", ["num_users", "num_items", "num_interactions"])
+def test_recorded_counts_that_the_store_does_not_have(run_dir, name):
+    store, _ = finished_run()
+    was = json.loads((run_dir / "config.json").read_text())["store"][name]
+    _set(run_dir, "table_rows", 64)
+    _set(run_dir, f"store.{name}", was + 1)
+    message = rf"config\.json of .* `store\.{name}` is {was + 1} there, the store has {was};"
+    uses = (
+        lambda: evaluate(run_dir, progress=False),
+        lambda: recommend(run_dir, progress=False),
+        lambda: compare(finished_run()[1].run_dir, run_dir, progress=False),
+        lambda: write_report(run_dir, progress=False),
+        lambda: _train(run_dir),
+    )
+    for use in uses:
+        with pytest.raises(UserError, match=message):
+            use()
+    assert store.num_items == 40
+
+
+def test_another_store(run_dir, tmp_path):
+    other = chain_store(tmp_path / "other", seed=1)
+    message = r"other \(61 users, 40 items, digest \w{12}\) is not the store that .*run was trained"
+    for use in (evaluate, recommend, write_report):
+        with pytest.raises(UserError, match=message):
+            use(run_dir, store=other, progress=False)
+    with pytest.raises(UserError, match=message):
+        train(small_recipe(num_steps=60), other, run_dir, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +160,13 @@ def test_summary_with_another_evaluation(run_dir, model):
             use(run_dir)
 
 
-@pytest.mark.parametrize("line", [b"garbage", b"{}", b"\xff\xff", b'{"step": 4, "split": "train"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"garbage", b"{}", b"\xff\xff", b'{"step": 4, "split": "train"}'),
+        *(b'{"step": 4, "split": "train", "loss": "x"}', b'{"step": 4, "split": []}'),
+    ],
+)
 def test_metrics(run_dir, line):
     path = run_dir / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")

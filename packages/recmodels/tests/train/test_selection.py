@@ -1,6 +1,9 @@
 """Which evaluated step of a run is tested and exported, when to stop, and what is kept for it."""
 
+import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,20 +43,36 @@ def test_the_last_step_counts_by_default():
     assert not selection.is_out_of_patience
 
 
-@pytest.fixture
-def scripted(monkeypatch):
+@contextlib.contextmanager
+def _scripted(values):
     """Training whose dev evaluations come from a list."""
     original = loop.evaluate_params
-    dev = []
 
     def evaluate_params(params, recipe, store, *, part, step, **rest):
         found = original(params, recipe, store, part=part, step=step, **rest)
         if part == "dev":
-            found.model["ndcg@10"] = dev[step // 2 - 1]
+            found.model["ndcg@10"] = values[step // 2 - 1]
         return found
 
-    monkeypatch.setattr(loop, "evaluate_params", evaluate_params)
-    return dev
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(loop, "evaluate_params", evaluate_params)
+        yield
+
+
+@pytest.fixture(scope="module")
+def best_at_4(tmp_path_factory):
+    """A store, and a run on it whose step 4 is the best and step 10 the last."""
+    folder = tmp_path_factory.mktemp("selected")
+    store = chain_store(folder / "store")
+    with _scripted([0.1, 0.5, 0.2, 0.3, 0.4]):
+        return store, train(_stopping_recipe(), store, folder / "run", progress=False)
+
+
+@pytest.fixture
+def run_dir(best_at_4, tmp_path):
+    """A copy of that run."""
+    shutil.copytree(best_at_4[1].run_dir, tmp_path / "run")
+    return tmp_path / "run"
 
 
 def _stopping_recipe():
@@ -62,32 +81,72 @@ def _stopping_recipe():
     )
 
 
-def test_the_best_step_is_tested_exported_and_kept(tmp_path, scripted):
-    scripted += [0.1, 0.5, 0.2, 0.3, 0.4, 0.9, 0.9]
-    store = chain_store(tmp_path / "store")
-    result = train(_stopping_recipe(), store, tmp_path / "run", progress=False)
+def test_the_best_step_is_tested_exported_and_kept(best_at_4, run_dir):
+    store, result = best_at_4
     assert (result.step, result.test.step) == (10, 4)  # three evaluations after the best
-    assert int(RunDirectory.open(tmp_path / "run").restore().step) == 4
-    again = evaluate(tmp_path / "run", progress=False)
+    assert int(RunDirectory.open(run_dir).restore().step) == 4
+    again = evaluate(run_dir, progress=False)
     assert (again.step, again.model["ndcg@10"]) == (4, result.test.model["ndcg@10"])
-    kept = {entry.name for entry in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert {"4", "10"} <= kept
-    assert train(_stopping_recipe(), store, tmp_path / "run", progress=False).already_finished
+    assert {"4", "10"} <= {entry.name for entry in (run_dir / "checkpoints").iterdir()}
+    assert train(_stopping_recipe(), store, run_dir, progress=False).already_finished
 
 
-def test_a_resumed_run_remembers_what_was_best(tmp_path, scripted, monkeypatch):
-    scripted += [0.1, 0.5, 0.2, 0.3, 0.4]
-    store = chain_store(tmp_path / "store")
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as context:
-        context.setattr(loop, "_finish", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(_stopping_recipe(), store, tmp_path / "run", progress=False)
-    result = train(_stopping_recipe(), store, tmp_path / "run", progress=False)
+def test_a_resumed_run_remembers_what_was_best(best_at_4, run_dir):
+    (run_dir / "summary.json").unlink()  # as if it had been killed at the end
+    shutil.rmtree(run_dir / "bundle")
+    with _scripted([]):
+        result = train(_stopping_recipe(), best_at_4[0], run_dir, progress=False)
     assert (result.step, result.test.step) == (10, 4)
+
+
+def _cut(run_dir, *steps):
+    """Takes the evaluations of some steps out of metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    records = [r for r in read_metrics(run_dir) if r["split"] != "dev" or r["step"] not in steps]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_finished_run_without_metrics_keeps_its_step(run_dir):
+    (run_dir / "metrics.jsonl").unlink()
+    assert evaluate(run_dir, baselines="none", progress=False).step == 4
+    shutil.rmtree(run_dir / "checkpoints" / "4")
+    with pytest.warns(UserWarning, match=r"no checkpoint of step 4, .*ndcg@10 on dev.* step 10"):
+        assert evaluate(run_dir, baselines="none", progress=False).step == 10
+
+
+def test_an_unfinished_run_without_its_evaluations_says_what_is_taken(run_dir):
+    (run_dir / "summary.json").unlink()
+    _cut(run_dir, 6)
+    with pytest.warns(UserWarning, match=r"lacks the evaluation of step 6, .*step 4, the best rec"):
+        assert evaluate(run_dir, baselines="none", progress=False).step == 4
+    (run_dir / "metrics.jsonl").unlink()
+    with pytest.warns(UserWarning, match=r"lacks the evaluation of step 2, .*step 10, the newest"):
+        assert evaluate(run_dir, baselines="none", progress=False).step == 10
+
+
+def test_a_resumed_run_says_what_its_selection_lacks(best_at_4, run_dir):
+    again = _stopping_recipe(), best_at_4[0], run_dir
+    (run_dir / "summary.json").unlink()
+    _cut(run_dir, 6)
+    lacking = "lacks the evaluation of step 6, .*; the best step is one of the others"
+    with _scripted([0] * 5 + [0.35]), pytest.warns(UserWarning, match=lacking):
+        result = train(*again, progress=False)
+    assert (result.step, result.test.step) == (12, 4)  # one evaluation less to be patient with
+
+
+def test_a_resumed_run_whose_best_checkpoint_is_gone_says_so(best_at_4, run_dir):
+    (run_dir / "summary.json").unlink()
+    shutil.rmtree(run_dir / "checkpoints" / "4")
+    gone = r"checkpoint of step 4, which ndcg@10 on dev chose, is gone; step 10 is tested"
+    with pytest.warns(UserWarning, match=gone):
+        result = train(_stopping_recipe(), best_at_4[0], run_dir, progress=False)
+    assert result.test.step == 10
+
+
+def test_a_damaged_best_checkpoint_is_not_replaced_in_silence(run_dir):
+    (run_dir / "checkpoints" / "4" / "window" / "metadata").write_text("{")
+    with pytest.raises(UserError, match=r"4 is damaged .* that `selection` chose; remove it to ta"):
+        evaluate(run_dir, progress=False)
 
 
 def test_newest_checkpoints_are_kept(tmp_path):

@@ -108,6 +108,7 @@ def compare(
     _check_comparable(*runs)
     hide_seen = _common_hide_seen(*runs) if hide_seen is None else hide_seen
     opened = runs[0].open_store(store)
+    runs[1].open_store(opened)
     ks = checked_ks(ks, opened.num_items)
     request = Request(part=part, hide_seen=hide_seen, ks=ks, baselines="none", progress=progress)
     ranks_a, ranks_b = (_ranks(run, opened, request) for run in runs)

@@ -13,7 +13,8 @@ def dev_metrics(records: Sequence[Record], selection: str) -> list[str]:
     dev = [record for record in records if record["split"] == "dev"]
     if not dev:
         return []
-    names = [name for name in dev[0] if name not in ("step", "split")]
+    names = [name for name in dev[0] if all(name in record for record in dev)]
+    names = [name for name in names if name not in ("step", "split")]
     longest = max((int(name.split("@")[1]) for name in names if "@" in name), default=0)
     wanted = [f"hit@{longest}", f"ndcg@{longest}", "mrr", selection]
     return [name for name in dict.fromkeys(wanted) if name in names]

@@ -3,9 +3,12 @@
 The step is the data position too: batch k is a pure function of k.
 """
 
+import contextlib
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +30,13 @@ class Checkpoints:
         folder: the folder, made when absent.
         keep: number of newest checkpoints to keep; None only reads and removes nothing, so that a
             reader does no harm to a run in progress.
+        trained: what of the run's config.json the arrays depend on, by name, ready for JSON; it is
+            kept with every checkpoint, so that a change of config.json does not pass for damage.
     """
 
-    def __init__(self, folder: Path, keep: int | None) -> None:
+    def __init__(self, folder: Path, keep: int | None, trained: Mapping[str, Any]) -> None:
         self._keep = keep
+        self._trained = json.loads(json.dumps(trained))  # in the form in which it comes back
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=keep is not None,
             # Where making a folder fails in the background, Orbax's other threads wait for it for
@@ -74,7 +80,7 @@ class Checkpoints:
         obsolete = set(self._manager.all_steps()) - {*kept, best_step}
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(_detached(state)),
-            window=ocp.args.JsonSave({"losses": list(window_losses)}),
+            window=ocp.args.JsonSave({"losses": list(window_losses), "trained": self._trained}),
         )
         with writing(Path(self._manager.directory) / str(step)):
             self._manager.save(step, args=args, force=True)
@@ -94,7 +100,8 @@ class Checkpoints:
                 then removes those that cannot, since their steps will be saved again.
 
         Raises:
-            UserError: there is none, or none can be read; or `step` cannot.
+            UserError: there is none, or none can be read; or `step` cannot; or config.json was
+                changed since.
         """
         steps = self.steps if step is None else [step]
         if not steps:
@@ -109,10 +116,13 @@ class Checkpoints:
             self._leave_out(damaged, candidate)
             return restored
         newest, damage = damaged[0]
-        raise UserError(
-            f"checkpoint {self._manager.directory / str(newest)} is damaged ({damage}) and no "
-            "other can be read; remove the folder of the run to start from the beginning."
-        ) from damage
+        path = self._manager.directory / str(newest)
+        remedy = (
+            "and no other can be read; remove the folder of the run to start from the beginning"
+            if step is None
+            else "and it is the one that `selection` chose; remove it to take the newest instead"
+        )
+        raise UserError(f"checkpoint {path} is damaged ({damage}) {remedy}.") from damage
 
     def close(self) -> None:
         """Finishes what is being written and releases the manager's threads."""
@@ -134,20 +144,34 @@ class Checkpoints:
         self._obsolete = []
 
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, list[float]]:
-        args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(like), window=ocp.args.JsonRestore()
-        )
-        try:
+        with _as_damage():
+            folder = self._manager.directory / str(step) / "state"
             # Orbax reports this one from many threads, with tracebacks beside the exception.
-            manifest = self._manager.directory / str(step) / "state" / "manifest.ocdbt"
-            if not manifest.stat().length:
-                raise ValueError(f"{manifest.name} is empty")
-            restored = self._manager.restore(step, args=args)
-            return restored["state"], [float(loss) for loss in restored["window"]["losses"]]
-        # What a missing or cut file gives, by the file; other failures are no damage.
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            raise _DamagedError(reason) from error
+            if not (folder / "manifest.ocdbt").stat().length:
+                raise ValueError("manifest.ocdbt is empty")
+            args = ocp.args.Composite(window=ocp.args.JsonRestore())
+            window = self._manager.restore(step, args=args)["window"]
+            losses = [float(loss) for loss in window["losses"]]
+            trained = self._trained | window.get("trained", {})  # older checkpoints have none
+            saved = _shapes(ocp.StandardCheckpointHandler().metadata(folder))
+        self._check_fits(step, trained, self._trained, "`{}`")
+        self._check_fits(step, saved, _shapes(like), "the shape of `{}`")
+        with _as_damage():
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+            return self._manager.restore(step, args=args)["state"], losses
+
+    def _check_fits(
+        self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any], what: str
+    ) -> None:
+        for name in dict.fromkeys([*now, *saved]):
+            if saved.get(name) != now.get(name):
+                is_now, was = now.get(name, "absent"), saved.get(name, "absent")
+                folder = self._manager.directory
+                raise UserError(
+                    f"{folder.parent / 'config.json'} does not fit what was trained: by it "
+                    f"{what.format(name)} is {is_now}, in checkpoint {folder / str(step)} {was}; "
+                    "put back what was there."
+                )
 
     def _leave_out(self, damaged: list[tuple[int, "_DamagedError"]], taken: int) -> None:
         for step, damage in damaged:
@@ -162,6 +186,25 @@ class Checkpoints:
 
 class _DamagedError(Exception):
     """A checkpoint that cannot be read; the text says why."""
+
+
+@contextlib.contextmanager
+def _as_damage() -> Iterator[None]:
+    try:
+        yield
+    # What a missing or cut file gives, by the file; other failures are no damage.
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise _DamagedError(reason) from error
+
+
+def _shapes(tree: Any) -> dict[str, list[int]]:
+    """Shape of every array of a tree by the path that Orbax gives it."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): list(leaf.shape)
+        for path, leaf in leaves
+    }
 
 
 def _detached(state: TrainState) -> TrainState:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.loss_window import LossWindow, diverged
-from recmodels._src.train.metrics_log import MetricsLog, read_metrics
+from recmodels._src.train.metrics_log import MetricsLog, missing_evaluations, read_metrics
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.resources import Timing, used_resources
 from recmodels._src.train.run_directory import RunDirectory
@@ -129,7 +130,9 @@ def _train(
         data.set_state(data.get_state() | {"next_index": step})
         with contextlib.closing(MetricsLog(run.path, step)) as log:
             processes.wait_for_all("younger records were dropped")
-            selection = DevSelection(run.recipe, read_metrics(run.path))
+            records = read_metrics(run.path)
+            _warn_of_lost_records(run, records, step)
+            selection = DevSelection(run.recipe, records)
             window = LossWindow(checkpoints, losses)
             trainer = _Trainer(
                 run, store, counts, placement, checkpoints, log, selection, window,
@@ -281,6 +284,17 @@ def _start(
     return checkpoints.restore(placement.state(run.recipe))
 
 
+def _warn_of_lost_records(run: RunDirectory, records: list[dict[str, Any]], step: int) -> None:
+    missing = missing_evaluations(records, run.recipe, step)
+    if missing and processes.is_first():
+        chosen = "" if run.recipe.selection == "last" else "; the best step is one of the others"
+        warnings.warn(
+            f"metrics.jsonl of {run.path} lacks the evaluation of step {missing[0]}, which was "
+            f"recorded before the checkpoint of step {step}{chosen}.",
+            stacklevel=4,
+        )
+
+
 def _selected(
     state: TrainState,
     selection: DevSelection,
@@ -289,9 +303,17 @@ def _selected(
     recipe: Recipe,
 ) -> TrainState:
     """The state that is tested and exported."""
-    if selection.best_step in (None, int(state.step)):
+    best_step, step = selection.best_step, int(state.step)
+    if best_step in (None, step):
         return state
-    return checkpoints.restore(placement.state(recipe), step=selection.best_step)[0]
+    if best_step not in checkpoints.steps:
+        warnings.warn(
+            f"the checkpoint of step {best_step}, which {recipe.selection} on dev chose, is gone; "
+            f"step {step} is tested and exported.",
+            stacklevel=4,
+        )
+        return state
+    return checkpoints.restore(placement.state(recipe), step=best_step)[0]
 
 
 def _finish(trainer: _Trainer, state: TrainState, step_ms: float | None) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tensorboardX import SummaryWriter
 
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
+from recmodels._src.recipe import Recipe
 from recmodels._src.train import processes
 
 
@@ -79,19 +81,44 @@ def read_metrics(run_dir: Path) -> list[dict]:
     return [_parse(line, number, path) for number, line in enumerate(lines, 1)]
 
 
+def missing_evaluations(
+    records: Iterable[Mapping[str, Any]], recipe: Recipe, last_step: int
+) -> list[int]:
+    """Steps whose evaluation on dev should have been recorded, with the selecting metric.
+
+    Args:
+        records: result of `read_metrics`.
+        recipe: what is trained.
+        last_step: step of the newest checkpoint, before which all records are on disk.
+    """
+    evaluated = {
+        record["step"]
+        for record in records
+        if record["split"] == "dev" and (recipe.selection == "last" or recipe.selection in record)
+    }
+    due = range(recipe.evaluate_every, last_step + 1, recipe.evaluate_every)
+    return [step for step in due if step not in evaluated]
+
+
 def _parse(line: bytes, number: int, path: Path) -> dict:
     try:
         record = json.loads(line)
     except ValueError:
         record = None
-    if (
-        isinstance(record, dict)
-        and type(record.get("step")) is int
-        and "split" in record
-        and (record["split"] == "train") == ("loss" in record)
-    ):
+    if _is_record(record):
         return record
     raise UserError(f"line {number} of {path} is damaged; remove that line to go on without it.")
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return False
+    values = [value for name, value in record.items() if name not in ("step", "split")]
+    return (
+        record.get("split") in ("train", "dev", "test")
+        and (record["split"] == "train") == ("loss" in record)
+        and all(isinstance(value, int | float) for value in values)
+    )
 
 
 def _truncate(path: Path, last_step: int) -> None:

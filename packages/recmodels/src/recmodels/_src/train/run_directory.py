@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
 from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
-from recmodels._src.train.metrics_log import read_metrics
+from recmodels._src.train.metrics_log import missing_evaluations, read_metrics
 from recmodels._src.train.placement import Placement
+from recmodels._src.train.run_config import (
+    RunConfig,
+    check_store,
+    parse_config,
+    store_identity,
+)
+from recmodels._src.train.run_config import installed_version as installed_version
 from recmodels._src.train.selection import DevSelection
 from recmodels._src.train.step import TrainState
-
-FORMAT, VERSION = "recmodels-run", 1
-_VERSIONED_PACKAGES = ("recmodels", "cutbce-ops", "jax", "jaxlib", "flax", "optax", "grain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class RunDirectory:
             return run
         if path.exists() and (not path.is_dir() or any(_visible(path))):
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
-        run = cls(path, recipe, _identity(store), num_rows, begins_with)
+        run = cls(path, recipe, store_identity(store), num_rows, begins_with)
         if processes.is_first():
             run.write_json("config.json", run._config())
         processes.wait_for_all("the run was made")
@@ -87,29 +91,16 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-            UserError: there is no run at `path`, or it was written by another version.
+            UserError: there is no run at `path`, its config.json is damaged, or it was written by
+                another version.
         """
         path = Path(path)
+        file = path / "config.json"
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            if (config["format"], config["version"]) == (FORMAT, VERSION):
-                store = _checked_identity(config["store"])
-                vocab_size = store["num_items"] + 1
-                num_rows = config.get("table_rows", vocab_size)
-                if type(num_rows) is not int or num_rows < vocab_size:
-                    raise ValueError(f"table_rows is {num_rows!r}")
-                start_from = config.get("start_from")
-                if not isinstance(config.get("versions", {}), dict):
-                    raise TypeError("versions is no object")
-                return cls(path, Recipe(**config["recipe"]), store, num_rows, start_from)
+            text = file.read_bytes()
         except OSError:
             raise UserError(f"{path} is not a training run: it has no config.json.") from None
-        except (KeyError, TypeError, ValueError) as error:  # ValueError: no JSON, text or recipe
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(
-                f"{path / 'config.json'} is damaged ({reason}); train again with another --out."
-            ) from None
-        raise UserError(f"{path} was written by another version; train again.")
+        return cls(path, *parse_config(text, str(file)))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -173,13 +164,12 @@ class RunDirectory:
                 )
         if not isinstance(store, SequenceStore):
             store = SequenceStore.open(store)
-        if store.digest != self.store["digest"]:
-            raise UserError(f"{store.path} is not the store that {self.path} was trained on.")
+        check_store(self.store, store, str(self.path))
         return store
 
     def checkpoints(self) -> Checkpoints:
         """The checkpoint folder, for writing."""
-        return Checkpoints(self.path / "checkpoints", self.recipe.keep_checkpoints)
+        return self._checkpoints(self.recipe.keep_checkpoints)
 
     def restore(self) -> TrainState:
         """State of the checkpoint that counts by the recipe's `selection`, on one device.
@@ -187,18 +177,48 @@ class RunDirectory:
         Raises:
             UserError: there is no complete checkpoint yet, or it is damaged.
         """
-        folder = self.path / "checkpoints"
-        checkpoints = Checkpoints(folder, None) if folder.exists() else None
+        checkpoints = self._checkpoints(None) if (self.path / "checkpoints").exists() else None
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
         one_device = Placement(self.store["num_items"] + 1, self.num_rows)
-        best_step = DevSelection(self.recipe, read_metrics(self.path)).best_step
-        # A run in progress may have recorded an evaluation whose checkpoint is still being written.
-        step = best_step if best_step in checkpoints.steps else None
         try:
+            step = self._chosen_step(checkpoints.steps)
             return checkpoints.restore(one_device.state(self.recipe), step=step)[0]
         finally:
             checkpoints.close()
+
+    def _checkpoints(self, keep: int | None) -> Checkpoints:
+        trained = {f"recipe.{name}": each for name, each in self.recipe.model_settings().items()}
+        trained |= {f"store.{name}": self.store[name] for name in ("digest", "num_items")}
+        return Checkpoints(self.path / "checkpoints", keep, trained)
+
+    def _chosen_step(self, steps: list[int]) -> int | None:
+        """Step of the checkpoint that `selection` chose; None takes the newest."""
+        if self.recipe.selection == "last":
+            return None
+        newest = steps[-1]
+        if self.summary is not None:
+            chosen = self.summary["test"].get("step")  # metrics.jsonl may have been cut since
+        else:
+            records = read_metrics(self.path)
+            chosen = DevSelection(self.recipe, records).best_step
+            if missing := missing_evaluations(records, self.recipe, newest):
+                taken = newest if chosen is None else chosen
+                warnings.warn(
+                    f"metrics.jsonl of {self.path} lacks the evaluation of step {missing[0]}, so "
+                    f"the step with the best {self.recipe.selection} is not sure; step {taken}, "
+                    f"the {'newest' if chosen is None else 'best recorded'} one, is taken.",
+                    stacklevel=3,
+                )
+        if chosen is None or chosen in steps:
+            return chosen
+        # A run in progress may have recorded an evaluation whose checkpoint is being written.
+        warnings.warn(
+            f"{self.path} has no checkpoint of step {chosen}, which {self.recipe.selection} on dev "
+            f"chose; that of step {newest}, the newest one, is taken.",
+            stacklevel=3,
+        )
+        return None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file of the run; it appears complete or not at all."""
@@ -206,15 +226,7 @@ class RunDirectory:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def _config(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "recipe": self.recipe.to_dict(),
-            "store": self.store,
-            "table_rows": self.num_rows,
-            "start_from": self.start_from,
-            "versions": {name: installed_version(name) for name in _VERSIONED_PACKAGES},
-        }
+        return RunConfig(self.recipe, self.store, self.num_rows, self.start_from).to_dict()
 
     def _remove_leftovers(self) -> None:
         # Temporary outputs of a killed process carry its process id, so no later one reuses them.
@@ -244,25 +256,6 @@ def _are_resources(resources: Any) -> bool:
     )
 
 
-def _identity(store: SequenceStore) -> dict[str, Any]:
-    return {
-        "path": str(store.path.absolute()),
-        "digest": store.digest,
-        "num_users": store.num_users,
-        "num_items": store.num_items,
-        "num_interactions": store.num_interactions,
-    }
-
-
-def _checked_identity(identity: dict[str, Any]) -> dict[str, Any]:
-    for name, kind in (("path", str), ("digest", str), ("num_items", int)):
-        if type(identity[name]) is not kind:
-            raise TypeError(f"store.{name} is no {kind.__name__}")
-    if identity["num_items"] < 1:
-        raise ValueError("store.num_items is not positive")
-    return identity
-
-
 def _check_same(run: RunDirectory, recipe: Recipe, store: SequenceStore) -> None:
     was, now = run.recipe.to_dict(), recipe.to_dict()
     differing = [f"{name} {was[name]!r} -> {now[name]!r}" for name in was if was[name] != now[name]]
@@ -276,11 +269,3 @@ def _check_same(run: RunDirectory, recipe: Recipe, store: SequenceStore) -> None
 
 def _visible(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
-
-
-def installed_version(package: str) -> str:
-    """Version of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "source tree"  # on the path without being installed

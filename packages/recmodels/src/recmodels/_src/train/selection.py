@@ -20,7 +20,7 @@ class DevSelection:
         self._best_value = float("-inf")
         self._num_since = 0
         for record in records:
-            if record["split"] == "dev":
+            if record["split"] == "dev" and (self._metric == "last" or self._metric in record):
                 self.add(record["step"], record)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> bool:
