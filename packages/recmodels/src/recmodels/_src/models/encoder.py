@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from recmodels._src.models.layers import Block, Packing, dropped, norm, random_table
+from recmodels._src.models.layers import (
+    Block,
+    Packing,
+    dropped,
+    hashed_bits,
+    norm,
+    random_table,
+)
 from recmodels._src.recipe import Recipe
 
 _HALF_RANGE = 2**16  # numbers in the half of 32 random bits
@@ -34,8 +41,8 @@ class HistoryEncoder(nnx.Module):
         self.positions = None if table is None else nnx.Param(table)
         self.blocks = nnx.List([Block(recipe, rngs) for _ in range(recipe.num_layers)])
         # A post-norm block ends in a norm, so the input has the one that would come last.
-        self.input_norm = norm(recipe, rngs) if recipe.norm == "post" else None
-        self.final_norm = norm(recipe, rngs) if recipe.norm == "pre" else None
+        self.input_norm = norm(recipe) if recipe.norm == "post" else None
+        self.final_norm = norm(recipe) if recipe.norm == "pre" else None
 
     def __call__(
         self,
@@ -97,7 +104,7 @@ class HistoryEncoder(nnx.Module):
         num_places = 1 + 2 * len(self.blocks)
         if key is None or self.dropout == 0:
             return [None] * num_places
-        bits = jax.random.bits(key, ((num_places + 1) // 2, *shape), jnp.uint32)
+        bits = hashed_bits(key, ((num_places + 1) // 2, *shape))
         threshold = jnp.uint32(round((1 - self.dropout) * _HALF_RANGE))
         keep = jnp.concatenate([bits % _HALF_RANGE < threshold, bits // _HALF_RANGE < threshold])
         return jax.lax.optimization_barrier(keep)

@@ -1,5 +1,6 @@
 """Layers that all models share: the transformer block, dropout by given bits, initial values."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from recmodels._src.recipe import Recipe
 
 _INITIAL_SCALE = 0.02  # GPT-2's standard deviation for weights and tables
 _ROTARY_BASE = 10_000.0  # as published
+_NORM_EPSILON = 1e-6  # as in Flax
 _MASKED = -1e30  # score of an invisible position; far below any real one, and finite
 
 
@@ -23,26 +25,43 @@ class Packing(NamedTuple):
     """
 
     places: Array  # [C] int32, places among the B * S positions; B * S where there is none
-    num_positions: int  # B * S
+    rows: Array  # [B * S] int32, row of the stream of each position; C on padding
 
     @classmethod
     def of(cls, mask: Array, capacity: int) -> "Packing":
         """Of `[B, S]` bool with at most `capacity` positions that are True."""
-        chosen = jnp.nonzero(mask.reshape(-1), size=capacity, fill_value=mask.size)[0]
-        return cls(chosen.astype(jnp.int32), mask.size)
+        mask = mask.reshape(-1)
+        places = jnp.nonzero(mask, size=capacity, fill_value=mask.size)[0]
+        rows = jnp.where(mask, jnp.cumsum(mask) - 1, capacity)
+        return cls(places.astype(jnp.int32), rows.astype(jnp.int32))
 
     def pack(self, values: Array) -> Array:
         """`[B * S, D]` to `[C, D]`, zero where there is no position."""
-        return values.at[self.places].get(
-            mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True
-        )
+        return _moved(values, self.places, self.rows)
 
     def spread(self, values: Array) -> Array:
         """`[C, D]` to `[B * S, D]`, zero on padding."""
-        zeros = jnp.zeros((self.num_positions, values.shape[1]), values.dtype)
-        return zeros.at[self.places].set(
-            values, mode="drop", unique_indices=True, indices_are_sorted=True
-        )
+        return _moved(values, self.rows, self.places)
+
+
+@jax.custom_vjp
+def _moved(values: Array, sources: Array, destinations: Array) -> Array:
+    # Each row goes to one place at most, so the way back is a gather too. The scatter that JAX
+    # would derive fills with zeros, copies and writes, and runs on one core.
+    del destinations
+    return values.at[sources].get(mode="fill", fill_value=0)
+
+
+def _moved_forward(values: Array, sources: Array, destinations: Array) -> tuple[Array, tuple]:
+    return _moved(values, sources, destinations), (sources, destinations)
+
+
+def _moved_backward(ways: tuple, gradient: Array) -> tuple[Array, None, None]:
+    sources, destinations = ways
+    return _moved(gradient, destinations, sources), None, None
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
 
 
 class Block(nnx.Module):
@@ -59,10 +78,10 @@ class Block(nnx.Module):
         self.is_pre_norm = recipe.norm == "pre"
         self.is_rotary = recipe.positions == "rotary"
         self.activation = recipe.activation
-        self.attention_norm = norm(recipe, rngs)
+        self.attention_norm = norm(recipe)
         self.qkv = _linear(recipe, dim, 3 * dim, rngs)
         self.attention_out = _linear(recipe, dim, dim, rngs, residual=True)
-        self.mlp_norm = norm(recipe, rngs)
+        self.mlp_norm = norm(recipe)
         self.mlp_in = _linear(recipe, dim, recipe.mlp_ratio * dim, rngs)
         self.mlp_out = _linear(recipe, recipe.mlp_ratio * dim, dim, rngs, residual=True)
 
@@ -142,14 +161,88 @@ def dropped(values: Array, rate: float, keep: Array | None) -> Array:
     return values if keep is None else jnp.where(keep, values / (1 - rate), 0)
 
 
+def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
+    """Random bits for dropout: a hash of each element's number with the key mixed in twice.
+
+    Independent enough to drop values by, and cheap: the rounds of `jax.random.bits` go through
+    memory one after another on a CPU and took more time than the forward pass. The hash is the last
+    step of MurmurHash3, where a change of any bit of the input flips half of the result's.
+
+    Args:
+        key: random key.
+        shape: of the result, fewer than 2^32 elements.
+
+    Returns:
+        uint32 of that shape.
+    """
+    seeds = jax.random.key_data(key)
+    numbers = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return _mixed(_mixed(numbers ^ seeds[0]) + seeds[1])
+
+
+def _mixed(bits: Array) -> Array:
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
 def random_table(rngs: nnx.Rngs, *shape: int) -> Array:
     """Initial float32 values of a table, of the scale that GPT-2 starts with."""
     return _INITIAL_SCALE * jax.random.normal(rngs.params(), shape)
 
 
-def norm(recipe: Recipe, rngs: nnx.Rngs) -> nnx.LayerNorm:
+class LayerNorm(nnx.Module):
+    """Layer norm over the last axis, with a scale and an offset, computed in float32.
+
+    It stands in for `flax.nnx.LayerNorm` because of its gradient: XLA's own keeps arrays of the
+    size of the values for what is one number a row, which costs more time than the norm itself.
+
+    Args:
+        dim: D, size of the last axis.
+        dtype: of the result.
+    """
+
+    def __init__(self, dim: int, dtype: jnp.dtype) -> None:
+        self.dtype = dtype
+        self.scale = nnx.Param(jnp.ones(dim))
+        self.bias = nnx.Param(jnp.zeros(dim))
+
+    def __call__(self, values: Array) -> Array:
+        """`[..., D]` to the same shape."""
+        normalized = _normalized(values.astype(jnp.float32), self.scale[...], self.bias[...])
+        return normalized.astype(self.dtype)
+
+
+@jax.custom_vjp
+def _normalized(values: Array, scale: Array, bias: Array) -> Array:
+    return _normalized_forward(values, scale, bias)[0]
+
+
+def _normalized_forward(values: Array, scale: Array, bias: Array) -> tuple[Array, tuple]:
+    mean = _row_mean(values)
+    inverse = jax.lax.rsqrt(_row_mean(jnp.square(values - mean)) + _NORM_EPSILON)
+    return (values - mean) * inverse * scale + bias, (values, mean, inverse, scale)
+
+
+def _normalized_backward(kept: tuple, gradient: Array) -> tuple[Array, Array, Array]:
+    values, mean, inverse, scale = kept
+    unit = (values - mean) * inverse
+    d_unit = gradient * scale
+    d_values = inverse * (d_unit - _row_mean(d_unit) - unit * _row_mean(d_unit * unit))
+    rows = range(values.ndim - 1)
+    return d_values, (gradient * unit).sum(rows), gradient.sum(rows)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
+def _row_mean(values: Array) -> Array:
+    return values.mean(axis=-1, keepdims=True)
+
+
+def norm(recipe: Recipe) -> LayerNorm:
     """Layer norm over `hidden_dim` in the recipe's compute type."""
-    return nnx.LayerNorm(recipe.hidden_dim, dtype=jnp.dtype(recipe.compute_dtype), rngs=rngs)
+    return LayerNorm(recipe.hidden_dim, jnp.dtype(recipe.compute_dtype))
 
 
 def _linear(
