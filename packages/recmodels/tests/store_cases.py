@@ -22,6 +22,7 @@ class Options:
     max_length: int = 16
     batch_size: int = 4
     seed: int = 0
+    time_gaps: bool = False
 
 
 def tiny_store(path: Path, sequences: Sequence[Sequence[int]]) -> SequenceStore:

@@ -175,7 +175,7 @@ def test_evaluation_shapes_are_few(tmp_path):
     assert [batch["seen"].shape[1] for batch in batches[::12]] == [64, 128, 256, 512]
     assert {batch["seen"].shape[1] for batch in batches} == {64, 128, 256, 512}
     assert {name: batches[0][name].dtype.name for name in batches[0]} == {
-        "user": "int64", "history": "int32", "targets": "int32", "seen": "int32",
+        "user": "int64", "history": "int32", "targets": "int32", "seen": "int32", "gaps": "int32",
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ DATA_AXIS, MODEL_AXIS = "data", "model"
 _ALL_DEVICES = "auto"
 _MODEL_FIELDS = (
     "model", "max_length", "hidden_dim", "num_layers", "num_heads", "mlp_ratio", "activation",
-    "norm", "positions", "tie_embeddings", "output_bias",
+    "norm", "positions", "tie_embeddings", "output_bias", "item_categories", "time_gaps",
 )  # fmt: skip
 
 
@@ -81,6 +81,20 @@ class Recipe:
     tie_embeddings: bool = field(
         default=True,
         metadata=_help("score items with the vectors that histories are read with"),
+    )
+    item_categories: bool = field(
+        default=False,
+        metadata=_help(
+            "add the mean vector of an item's categories to its vector in the history; the store "
+            "must have categories"
+        ),
+    )
+    time_gaps: bool = field(
+        default=False,
+        metadata=_help(
+            "add a vector for the time since the event before to each vector of the history, by "
+            "powers of two in seconds; the store must have times"
+        ),
     )
     mask_share: float = field(
         default=0.2, metadata=_help("share of a window that bert4rec masks, in whole spans")

@@ -107,7 +107,7 @@ def _best_rows(
 ) -> np.ndarray:
     # `[num_users, k]` int32, -1 where no item is left.
     state = run.restore()
-    ranker = ModelRanker(state.result, run.recipe, store.num_items + 1, int(state.step))
+    ranker = ModelRanker.of_store(state.result, run.recipe, store, int(state.step))
     rows = np.empty((store.num_users, k), np.int32)
     nothing_asked = np.full((_USERS_PER_BLOCK, 1), PAD_TARGET, np.int64)
     with tqdm(
@@ -124,6 +124,7 @@ def _best_rows(
                 history=batch["history"],
                 targets=nothing_asked,
                 hidden=metrics.distinct(seen),
+                gaps=batch["gaps"],
             )
             found = ranker.rank(block, k).rows
             rows[block.user[block.is_user]] = found[block.is_user]

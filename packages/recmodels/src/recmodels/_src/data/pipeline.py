@@ -9,7 +9,8 @@ import numpy as np
 from recmodels._src.data import splits
 from recmodels._src.data.splits import PAD_ROW, PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
-from recmodels._src.data.windows import cut_windows, windows
+from recmodels._src.data.time_gaps import NO_GAP, time_gaps
+from recmodels._src.data.windows import WindowTable, cut_gaps, cut_windows, windows
 from recmodels._src.errors import UserError
 
 # Width of the narrowest `seen` array. Wider ones are powers of two, so that a jitted
@@ -43,6 +44,11 @@ class BatchOptions(Protocol):
     @property
     def seed(self) -> int:
         """Decides the order of the windows."""
+        ...
+
+    @property
+    def time_gaps(self) -> bool:
+        """Whether batches hold `gaps`."""
         ...
 
 
@@ -84,13 +90,17 @@ def train_batches(
     Returns:
       Iterator with `get_state` and `set_state`, yielding
       `{"history": int32 [B/R, N], "targets": int32 [B/R, N, L]}`: history right-aligned with 0
-      on padding, targets with -1 on padding.
+      on padding, targets with -1 on padding. With `time_gaps` also `"gaps"`, int32 [B/R, N+L], of
+      the history and of the targets of its last position; see `data.time_gaps`.
 
     Raises:
-      UserError: no user is long enough to be trained on, or the batch cannot be divided.
+      UserError: no user is long enough to be trained on, the batch cannot be divided, or there are
+        no times for the gaps.
       ValueError: there is no such rank.
     """
     own = _share(options.batch_size, rank, num_ranks)
+    if options.time_gaps:
+        store.check_has_times()
     split = Split(options.protocol, options.num_targets)
     max_length = options.max_length
     table = windows(store, split, max_length)
@@ -106,7 +116,7 @@ def train_batches(
         # Batch the window numbers first and cut a whole batch at once: a few NumPy calls a
         # step instead of a few a window.
         .batch(options.batch_size)
-        .map(lambda selected: cut_windows(store, split, table, selected[own], max_length))
+        .map(lambda selected: _training_batch(store, options, split, table, selected[own]))
     )
     # In-process, without read-ahead: a batch takes about a millisecond, a step far longer.
     read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -114,6 +124,19 @@ def train_batches(
     if start_step:
         iterator.set_state(iterator.get_state() | {"next_index": start_step})
     return iterator
+
+
+def _training_batch(
+    store: SequenceStore,
+    options: BatchOptions,
+    split: Split,
+    table: WindowTable,
+    selected: np.ndarray,
+) -> dict[str, np.ndarray]:
+    batch = cut_windows(store, split, table, selected, options.max_length)
+    if options.time_gaps:
+        batch["gaps"] = cut_gaps(store, split, table, selected, options.max_length)
+    return batch
 
 
 def _share(batch_size: int, rank: int, num_ranks: int) -> slice:
@@ -148,7 +171,8 @@ def evaluation_batches(
       users: `[U]` int64 numbers of long enough users, to take no others.
 
     Yields:
-      `user` int64 [b], -1 on filling; `history` int32 [b, N], right-aligned, 0 on padding;
+      `user` int64 [b], -1 on filling; `history` int32 [b, N], right-aligned, 0 on padding; `gaps`
+      int32 [b, N], see `data.time_gaps`, of no meaning in a store without times;
       `targets` int32 [b, num_evaluation_targets], -1 on filling; `seen` int32 [b, X]: the
       whole input, not only its last N items, -1 on padding. X takes few distinct values.
 
@@ -203,7 +227,7 @@ def history_batches(
       batch_size: b; the last batch is filled up with user -1.
 
     Yields:
-      `user`, `history` and `seen` as `evaluation_batches` does; nothing is held out.
+      `user`, `history`, `gaps` and `seen` as `evaluation_batches` does; nothing is held out.
     """
     users = np.argsort(store.lengths, kind="stable")
     for begin in range(0, len(users), batch_size):
@@ -221,8 +245,16 @@ def _inputs(
     return {
         "user": user,
         "history": _gather(store, start, stop, max_length, PAD_ROW, align="right"),
+        "gaps": _gaps(store, first, start, stop, max_length),
         "seen": _gather(store, first, stop, _seen_width(input_stop), PAD_TARGET, align="left"),
     }
+
+
+def _gaps(
+    store: SequenceStore, first: np.ndarray, start: np.ndarray, stop: np.ndarray, width: int
+) -> np.ndarray:
+    event = stop[:, None] - width + np.arange(width)
+    return time_gaps(store, np.where(event >= start[:, None], event, -1), first[:, None])
 
 
 def _seen_width(input_stop: np.ndarray) -> int:
@@ -249,5 +281,5 @@ def _fill_up(name: str, array: np.ndarray, batch_size: int) -> np.ndarray:
     missing = batch_size - len(array)
     if missing == 0:
         return array
-    padding = PAD_ROW if name == "history" else PAD_TARGET
+    padding = {"history": PAD_ROW, "gaps": NO_GAP}.get(name, PAD_TARGET)
     return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1), constant_values=padding)

@@ -6,6 +6,7 @@ import numpy as np
 
 from recmodels._src.data.splits import PAD_ROW, PAD_TARGET, Split
 from recmodels._src.data.store import SequenceStore
+from recmodels._src.data.time_gaps import time_gaps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +67,40 @@ def cut_windows(
       `history` `[B, N]` int32 rows, right-aligned, 0 on padding; `targets` `[B, N, L]`
       int32, `targets[b, j]` the L items after `history[b, j]`, -1 on padding.
     """
-    user, start = table.user[selected], table.start[selected, None]
     num_targets = split.num_targets
-    # Item position of every history column, followed by the L-1 columns and one more that
-    # only targets reach: one gather serves both.
-    column = np.arange(max_length + num_targets)
-    position = table.stop[selected, None] - max_length + column
-    target_stop = split.train_range(store.lengths[user]).target_stop[:, None]
-    valid = (position >= start) & (position < target_stop)
-    absolute = np.where(valid, store.offsets[user][:, None] + position, 0)
+    absolute, valid = _events(store, split, table, selected, max_length)
     gathered = store.items[absolute]
     history = np.where(valid, gathered, PAD_ROW)[:, :max_length]
     following = np.where(valid, gathered, PAD_TARGET)[:, 1:]
     targets = np.lib.stride_tricks.sliding_window_view(following, num_targets, axis=1)
     targets = np.where(history[..., None] != PAD_ROW, targets, PAD_TARGET)
     return {"history": history, "targets": targets}
+
+
+def cut_gaps(
+    store: SequenceStore, split: Split, table: WindowTable, selected: np.ndarray, max_length: int
+) -> np.ndarray:
+    """Time gaps of the selected windows; the arguments are those of `cut_windows`.
+
+    Returns:
+      `[B, N + L]` int32 of the history and of the targets of its last position; see `time_gaps`.
+    """
+    absolute, valid = _events(store, split, table, selected, max_length)
+    first = store.offsets[table.user[selected]][:, None]
+    return time_gaps(store, np.where(valid, absolute, -1), first)
+
+
+def _events(
+    store: SequenceStore, split: Split, table: WindowTable, selected: np.ndarray, max_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`[B, N + L]` places in the store, 0 on padding, and whether there is an event.
+
+    The item of every history column, followed by the L-1 columns and one more that only targets
+    reach: one gather serves both.
+    """
+    user, start = table.user[selected], table.start[selected, None]
+    column = np.arange(max_length + split.num_targets)
+    position = table.stop[selected, None] - max_length + column
+    target_stop = split.train_range(store.lengths[user]).target_stop[:, None]
+    valid = (position >= start) & (position < target_stop)
+    return np.where(valid, store.offsets[user][:, None] + position, 0), valid

@@ -27,6 +27,10 @@ class UserBlock:
     hidden: np.ndarray
     """`[b, X]` int32 distinct rows that cannot be recommended to the user, -1 on padding."""
 
+    gaps: np.ndarray | None = None
+    """`[b, N]` int32 seconds since the event before each of the history, see `time_gaps`; None
+    where no model reads them."""
+
     @property
     def is_user(self) -> np.ndarray:
         """`[b]` bool, False on filling."""
@@ -82,4 +86,5 @@ def user_blocks(
             history=batch["history"],
             targets=metrics.distinct(batch["targets"]),
             hidden=metrics.distinct(seen),
+            gaps=batch["gaps"],
         )

@@ -78,7 +78,7 @@ def measure(
     split = Split(recipe.protocol, recipe.num_targets)
     counts = training_counts(store, recipe) if item_counts is None else item_counts
     strata = metrics.popularity_strata(counts) if request.detail == "full" else None
-    ranker = ModelRanker(params, recipe, store.num_items + 1, step, sharding)
+    ranker = ModelRanker.of_store(params, recipe, store, step, sharding)
     model = RankedColumn(ranker, ks, store.num_items, strata)
     others, left_out = baseline_columns(
         request.baselines, store, split, counts, ks, strata, request.progress

@@ -9,16 +9,20 @@ import numpy as np
 from jax import Array
 
 import cutbce_ops
+from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import TrainingDivergedError
 from recmodels._src.evaluation.blocks import Ranked, UserBlock
 from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
+from recmodels._src.models.side_inputs import SideInputs, with_side_inputs
 from recmodels._src.recipe import Recipe
+from recmodels._src.train.placement import item_categories
 from recmodels._src.train.processes import to_host
-from recmodels._src.train.sharded import take_rows
+from recmodels._src.train.sharded import take_categories, take_rows
 from recmodels._src.train.step import is_usable
 
-QueryFunction = Callable[[dict, Array], Array]
+QueryFunction = Callable[..., Array]
+_NO_SIDE_INPUTS = SideInputs()
 
 
 @dataclasses.dataclass
@@ -31,6 +35,7 @@ class ModelRanker:
         vocab_size: table rows in use.
         step: training steps of the parameters, for messages.
         sharding: how the parameters are laid out over a mesh; None on one device.
+        item_categories: of each row, laid out as the table, if the recipe reads them.
 
     Raises:
         TrainingDivergedError: parameters or, when ranking, scores are not finite.
@@ -41,6 +46,21 @@ class ModelRanker:
     vocab_size: int
     step: int
     sharding: cutbce_ops.LossSharding | None = None
+    item_categories: Array | None = None
+
+    @classmethod
+    def of_store(
+        cls,
+        params: dict,
+        recipe: Recipe,
+        store: SequenceStore,
+        step: int,
+        sharding: cutbce_ops.LossSharding | None = None,
+    ) -> "ModelRanker":
+        """For the catalog of a store, with its categories if the recipe reads them."""
+        num_rows = params["item_embeddings"].shape[0]
+        categories = item_categories(recipe, store, num_rows, sharding)
+        return cls(params, recipe, store.num_items + 1, step, sharding, categories)
 
     def __post_init__(self) -> None:
         self._check_finite(is_usable(self.params))
@@ -48,8 +68,10 @@ class ModelRanker:
 
     def rank(self, block: UserBlock, list_length: int) -> Ranked:
         """See `Ranker`."""
-        history = block.history[:, -self.recipe.max_length :]
-        queries = _queries(self.params, history, self.recipe, self.sharding)
+        read = slice(-self.recipe.max_length, None)
+        gaps = None if block.gaps is None else block.gaps[:, read]
+        history, side = block.history[:, read], SideInputs(self.item_categories, gaps)
+        queries = _queries(self.params, history, side, self.recipe, self.sharding)
         self._check_finite(_scores_are_finite(queries, self._largest))
         padding_row = np.zeros((len(history), 1), np.int32)  # row 0 is never recommended
         ranks, rows = _rank(
@@ -75,11 +97,16 @@ class ModelRanker:
 def make_query_function(
     recipe: Recipe, sharding: cutbce_ops.LossSharding | None = None
 ) -> QueryFunction:
-    """`queries(params, history [Q, N] int32) -> [Q, D] float32`, the vectors that score items."""
+    """`queries(params, history [Q, N] int32, side) -> [Q, D] float32`, which score the items.
+
+    `side` are the `SideInputs` of the recipe, `gaps` those of the history, `[Q, N]`.
+    """
     model = make_model(recipe)
 
-    def queries(params: dict, history: Array) -> Array:
+    def queries(params: dict, history: Array, side: SideInputs = _NO_SIDE_INPUTS) -> Array:
         vectors = take_rows(params["item_embeddings"], history, sharding)
+        categories = take_categories(side.item_categories, history, sharding)
+        vectors = with_side_inputs(params, vectors, categories, side.gaps)
         return model.queries(params, vectors, history > 0)
 
     return queries
@@ -87,9 +114,13 @@ def make_query_function(
 
 @jax.jit(static_argnames=("recipe", "sharding"))
 def _queries(
-    params: dict, history: Array, recipe: Recipe, sharding: cutbce_ops.LossSharding | None
+    params: dict,
+    history: Array,
+    side: SideInputs,
+    recipe: Recipe,
+    sharding: cutbce_ops.LossSharding | None,
 ) -> Array:
-    return make_query_function(recipe, sharding)(params, history)
+    return make_query_function(recipe, sharding)(params, history, side)
 
 
 @jax.jit(static_argnames=("list_length", "vocab_size", "sharding"))

@@ -10,6 +10,7 @@ from jax import Array
 
 from recmodels._src.models.encoder import HistoryEncoder
 from recmodels._src.models.layers import random_table
+from recmodels._src.models.side_inputs import side_tables
 from recmodels._src.recipe import Recipe
 
 TABLES = frozenset({"item_embeddings", "output_embeddings"})  # arrays with a vector for every row
@@ -22,6 +23,7 @@ class TrainingBatch(NamedTuple):
     targets: Array  # [B, P, L] int32 rows that each of P positions predicts; -1 on padding
     is_masked: Array | None = None  # [B, S] bool, positions whose item is to be guessed
     positions: Array | None = None  # [B, P] int32 places of the predicting positions in S
+    gaps: Array | None = None  # [B, S] int32 seconds since the event before; see `SideInputs`
 
 
 class SequenceModel(abc.ABC):
@@ -29,8 +31,9 @@ class SequenceModel(abc.ABC):
 
     The arrays by name: `item_embeddings` `[V, D]`, the table that reads histories and, when tied,
     scores items; `output_embeddings` `[V, D]`, the table that scores them otherwise; `output_bias`
-    `[V]`, when the recipe has one; `encoder`, the arrays of the encoder. Row 0 of the tables is
-    padding: it never enters an activation and is never recommended.
+    `[V]`, when the recipe has one; `category_embeddings` and `gap_embeddings`, see `side_tables`;
+    `encoder`, the arrays of the encoder. Row 0 of the item tables is padding: it never enters an
+    activation and is never recommended.
 
     Args:
         recipe: sizes and options.
@@ -44,13 +47,17 @@ class SequenceModel(abc.ABC):
         """A freshly initialised encoder."""
 
     @abc.abstractmethod
-    def training_batch(self, history: Array, targets: Array, key: Array) -> TrainingBatch:
+    def training_batch(
+        self, history: Array, targets: Array, key: Array, gaps: Array | None = None
+    ) -> TrainingBatch:
         """What the model makes of a batch of windows.
 
         Args:
             history: `[B, N]` int32 rows, right-aligned, 0 on padding.
             targets: `[B, N, L]` int32 rows, the next L items of each position, -1 on padding.
             key: random key of the step.
+            gaps: `[B, N + L]` int32 of the history and the targets of its last position, for a
+                recipe with `time_gaps`.
         """
 
     @abc.abstractmethod
@@ -69,7 +76,7 @@ class SequenceModel(abc.ABC):
         Args:
             params: arrays of the model.
             batch: what the model reads and predicts.
-            vectors: `[B, S, D]` float32 vectors of `batch.rows`.
+            vectors: `[B, S, D]` float32 vectors of `batch.rows`, side inputs added.
             dropout_key: random key of dropout.
             recompute: see `HistoryEncoder.__call__`.
             capacity: at least the number of positions with a target, which are those of the windows
@@ -85,7 +92,7 @@ class SequenceModel(abc.ABC):
 
         Args:
             params: arrays of the model; only those of the encoder are read.
-            history_vectors: `[b, N, D]` float32 item vectors, most recent last.
+            history_vectors: `[b, N, D]` float32, side inputs added, most recent last.
             history_mask: `[b, N]` bool, False on padding. An all-False row gives a finite query.
 
         Returns:
@@ -101,13 +108,14 @@ class SequenceModel(abc.ABC):
             num_windows: B.
         """
 
-    def build(self, vocab_size: int) -> dict:
+    def build(self, vocab_size: int, num_categories: int = 0) -> dict:
         """Fresh arrays of the model, the output bias still zero (see `popularity_bias`).
 
         Call it under `jax.eval_shape` when only shapes are wanted.
 
         Args:
             vocab_size: V, rows of the table.
+            num_categories: categories of the items, for a recipe with `item_categories`.
         """
         rngs = nnx.Rngs(self.recipe.seed)
         params: dict = {"item_embeddings": random_table(rngs, vocab_size, self.recipe.hidden_dim)}
@@ -117,7 +125,7 @@ class SequenceModel(abc.ABC):
             params["output_embeddings"] = table
         if self.recipe.output_bias:
             params["output_bias"] = jnp.zeros(vocab_size)
-        return params
+        return params | side_tables(self.recipe, rngs, num_categories)
 
     def encoder(self, params: dict) -> HistoryEncoder:
         """The encoder with the given arrays."""

@@ -17,6 +17,7 @@ from flax import nnx
 from jax import Array
 
 from recmodels._src.data.splits import PAD_ROW, PAD_TARGET
+from recmodels._src.data.time_gaps import NO_GAP
 from recmodels._src.models.base import SequenceModel, TrainingBatch
 from recmodels._src.models.encoder import HistoryEncoder
 from recmodels._src.models.layers import random_table
@@ -68,9 +69,18 @@ class BERT4Rec(SequenceModel):
         """See `SequenceModel`."""
         return ClozeEncoder(self.recipe, rngs, num_positions=self.num_positions)
 
-    def training_batch(self, history: Array, targets: Array, key: Array) -> TrainingBatch:
-        """Window and last targets with masked spans; see `SequenceModel`."""
-        rows = _with_last_targets(history, targets)
+    def training_batch(
+        self, history: Array, targets: Array, key: Array, gaps: Array | None = None
+    ) -> TrainingBatch:
+        """Window and last targets with masked spans; see `SequenceModel`.
+
+        The gap of a masked position is not read, since its vector is not: at the end of a history
+        nobody knows when the next event will be.
+        """
+        last = targets[:, -1]
+        num_missing = (last == PAD_TARGET).sum(1, keepdims=True)
+        rows = jnp.concatenate([history, jnp.maximum(last, PAD_ROW)], axis=1)
+        rows = _right_aligned(rows, num_missing, PAD_ROW)
         num_items = (rows != PAD_ROW).sum(1)
         positions = self._draw_spans(num_items, key)
         oldest = self.num_positions - num_items[:, None, None]
@@ -86,6 +96,7 @@ class BERT4Rec(SequenceModel):
             targets=shared.reshape(*positions.shape, self.span),
             is_masked=is_masked,
             positions=jnp.maximum(positions, 0),
+            gaps=None if gaps is None else _right_aligned(gaps, num_missing, NO_GAP),
         )
 
     def training_activations(
@@ -156,11 +167,8 @@ class BERT4Rec(SequenceModel):
         return start[..., None] + jnp.arange(self.span)
 
 
-def _with_last_targets(history: Array, targets: Array) -> Array:
-    """`[B, N + L]` int32: all items of a window, those it only predicts too, right-aligned."""
-    last = targets[:, -1]
-    num_missing = (last == PAD_TARGET).sum(1, keepdims=True)
-    rows = jnp.concatenate([history, jnp.maximum(last, PAD_ROW)], axis=1)
-    source = jnp.arange(rows.shape[1]) - num_missing
-    shifted = jnp.take_along_axis(rows, jnp.maximum(source, 0), axis=1)
-    return jnp.where(source >= 0, shifted, PAD_ROW)
+def _right_aligned(values: Array, num_missing: Array, padding: int) -> Array:
+    """`[B, S]` with the last `num_missing` `[B, 1]` of each row moved to its front, as padding."""
+    source = jnp.arange(values.shape[1]) - num_missing
+    shifted = jnp.take_along_axis(values, jnp.maximum(source, 0), axis=1)
+    return jnp.where(source >= 0, shifted, padding)

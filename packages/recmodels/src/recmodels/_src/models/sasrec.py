@@ -16,10 +16,13 @@ class SASRec(SequenceModel):
         length = self.recipe.max_length
         return HistoryEncoder(self.recipe, rngs, num_positions=length, is_causal=True)
 
-    def training_batch(self, history: Array, targets: Array, key: Array) -> TrainingBatch:
+    def training_batch(
+        self, history: Array, targets: Array, key: Array, gaps: Array | None = None
+    ) -> TrainingBatch:
         """The window as it is; see `SequenceModel`."""
         del key
-        return TrainingBatch(history, targets)
+        gaps = None if gaps is None else gaps[:, : history.shape[1]]
+        return TrainingBatch(history, targets, gaps=gaps)
 
     def training_activations(
         self,

@@ -64,7 +64,7 @@ def find_examples(
         users=_users(store, split),
     )
     block = next(blocks)
-    ranker = ModelRanker(params, recipe, store.num_items + 1, step, sharding)
+    ranker = ModelRanker.of_store(params, recipe, store, step, sharding)
     best = ranker.rank(block, max(checked_ks(None, store.num_items))).rows[:, :NUM_ITEMS]
     users = block.user[block.is_user]
     shown = np.concatenate([block.history, block.targets, best], axis=1)[: len(users)]

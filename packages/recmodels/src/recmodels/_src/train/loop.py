@@ -32,7 +32,7 @@ from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.loss_window import LossWindow, diverged
 from recmodels._src.train.metrics_log import MetricsLog, missing_evaluations, read_metrics
-from recmodels._src.train.placement import Placement
+from recmodels._src.train.placement import Placement, item_categories
 from recmodels._src.train.resources import Timing, used_resources
 from recmodels._src.train.run_directory import RunDirectory
 from recmodels._src.train.selection import DevSelection
@@ -97,7 +97,8 @@ def train(
     progress = progress and processes.is_first()
     if start_from is not None and not (Path(run_dir) / "config.json").exists():
         check_source(Path(start_from), recipe, store)
-    placement = Placement.of_this_machine(recipe, store.num_items + 1)
+    num_categories = len(store.item_categories.names) if recipe.item_categories else 0
+    placement = Placement.of_this_machine(recipe, store.num_items + 1, num_categories)
     rank, num_ranks = placement.batch_share(recipe.batch_size)
     data = train_batches(store, recipe, rank=rank, num_ranks=num_ranks)
     _check_evaluable(recipe, store)
@@ -165,6 +166,9 @@ class _Trainer:
         """Runs the remaining steps; returns the final state and the median step time."""
         recipe, self.step = self.run.recipe, int(state.step)
         step_function = self.placement.compile_step(recipe)
+        categories = item_categories(
+            recipe, self.store, self.placement.num_rows, self.placement.loss_sharding
+        )
         usual = usual_capacity(training_window_lengths(self.store, recipe), recipe)
         # Compaction would move positions between devices, and parts of a batch differ in length.
         is_compacted = self.placement.mesh is None and recipe.accumulate_steps == 1
@@ -173,8 +177,9 @@ class _Trainer:
             while self.step < recipe.num_steps and not self.selection.is_out_of_patience:
                 batch = next(data)
                 capacity = loss_capacity(batch["targets"], usual) if is_compacted else None
+                side = self.placement.side_inputs(batch, categories)
                 state, step_metrics = step_function(
-                    state, *self.placement.global_batch(batch), capacity
+                    state, *self.placement.global_batch(batch), capacity, *side
                 )
                 self.step += 1
                 self.window.add(self.step, step_metrics)

@@ -13,7 +13,7 @@ from recmodels._src.recipe import Recipe
 
 # Leaves that weight decay must leave alone, by the last name on their path. Decay pulls towards
 # zero, which is no neutral value for an offset, a scale or a position.
-_NOT_DECAYED = ("bias", "scale", "positions", "mask_vector", "output_bias")
+_NOT_DECAYED = ("bias", "scale", "positions", "mask_vector", "output_bias", "gap_embeddings")
 _TABLES = ("item_embeddings", "output_embeddings")
 _SECOND_MOMENT_DECAY = 0.98  # usual for recommenders; 0.999 remembers longer than a short run lasts
 

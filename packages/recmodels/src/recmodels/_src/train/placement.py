@@ -1,8 +1,9 @@
 """Where the training state and the batches live, on one device or on a mesh of them."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import cutbce_ops
+from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
+from recmodels._src.models.side_inputs import SideInputs
 from recmodels._src.recipe import DATA_AXIS, Recipe, parse_mesh
+from recmodels._src.train.sharded import place_by_row
 from recmodels._src.train.step import (
     TrainState,
     TrainStep,
@@ -40,9 +44,12 @@ class Placement:
     num_rows: int  # table rows in memory; those from `vocab_size` on stay zero
     mesh: Mesh | None = None  # None means one device and no sharding at all
     is_table_sharded: bool = False  # only on a mesh
+    num_categories: int = 0  # of the items; 0 unless the recipe reads them
 
     @classmethod
-    def of_this_machine(cls, recipe: Recipe, vocab_size: int) -> "Placement":
+    def of_this_machine(
+        cls, recipe: Recipe, vocab_size: int, num_categories: int = 0
+    ) -> "Placement":
         """The devices of all joined processes that the recipe's mesh asks for.
 
         Raises:
@@ -58,10 +65,12 @@ class Placement:
             raise UserError(
                 f"`mesh` {recipe.mesh} needs {num_devices} devices; {who} {len(devices)}."
             )
-        return cls.over(devices[:num_devices], recipe, vocab_size)
+        return cls.over(devices[:num_devices], recipe, vocab_size, num_categories)
 
     @classmethod
-    def over(cls, devices: Sequence[Any], recipe: Recipe, vocab_size: int) -> "Placement":
+    def over(
+        cls, devices: Sequence[Any], recipe: Recipe, vocab_size: int, num_categories: int = 0
+    ) -> "Placement":
         """Exactly these devices, in the shape of the recipe's mesh; see `of_this_machine`."""
         axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
         if math.prod(axes.values()) != len(devices):
@@ -76,12 +85,12 @@ class Placement:
             multiple = math.lcm(_ROWS_MULTIPLE, len(devices))
             num_rows = math.ceil(vocab_size / multiple) * multiple
         if len(devices) == 1:
-            return cls(vocab_size, num_rows)
+            return cls(vocab_size, num_rows, num_categories=num_categories)
         # Auto axes: the partitioner derives the rest of the step from state, batch and loss.
         axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
         grid = np.asarray(devices).reshape(tuple(axes.values()))
         mesh = Mesh(grid, tuple(axes), axis_types=axis_types)
-        return cls(vocab_size, num_rows, mesh, is_sharded)
+        return cls(vocab_size, num_rows, mesh, is_sharded, num_categories)
 
     def with_rows(self, num_rows: int) -> "Placement":
         """The same layout for the table of an existing run.
@@ -122,6 +131,13 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
+    def by_row(self) -> jax.sharding.Sharding:
+        """Sharding of what has an entry for each table row."""
+        if self.mesh is None or not self.is_table_sharded:
+            return self.replicated
+        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+
+    @property
     def batch(self) -> jax.sharding.Sharding:
         """Sharding of history and targets: split along the first axis."""
         if self.mesh is None:
@@ -147,12 +163,21 @@ class Placement:
         )
         return history, targets
 
+    def side_inputs(
+        self, batch: dict[str, np.ndarray], item_categories: jax.Array | None
+    ) -> tuple[SideInputs, ...]:
+        """Last argument of the compiled step, if there is one, from this process's share."""
+        if "gaps" not in batch and item_categories is None:
+            return ()
+        gaps = batch.get("gaps")
+        if gaps is not None:
+            gaps = jax.make_array_from_process_local_data(self.batch, gaps)
+        return (SideInputs(item_categories, gaps),)
+
     def state(self, recipe: Recipe) -> TrainState:
         """Shapes, dtypes and shardings of the training state, without allocating it."""
         counts = jax.ShapeDtypeStruct((self.vocab_size,), np.float32)
-        shapes = jax.eval_shape(
-            lambda counts: initial_state(recipe, counts, num_rows=self.num_rows), counts
-        )
+        shapes = jax.eval_shape(self._initial_state(recipe), counts)
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=self._sharding_of(path, leaf.shape)
@@ -168,20 +193,35 @@ class Placement:
             item_counts: `[vocab_size]` training interactions per row.
         """
         make = jax.jit(
-            lambda counts: initial_state(recipe, counts, num_rows=self.num_rows),
+            self._initial_state(recipe),
             in_shardings=self.replicated,
             out_shardings=_shardings(self.state(recipe)),
         )
         return make(item_counts.astype(np.float32))
 
+    def _initial_state(self, recipe: Recipe) -> Callable[[jax.Array], TrainState]:
+        return functools.partial(
+            initial_state, recipe, num_rows=self.num_rows, num_categories=self.num_categories
+        )
+
     def compile_step(self, recipe: Recipe) -> TrainStep:
-        """The compiled `step(state, history, targets, capacity)`; it consumes the state it gets."""
-        state = self.state(recipe)
+        """The compiled `step(state, history, targets, capacity)`; it consumes the state it gets.
+
+        With a recipe that reads side inputs they are one more argument.
+        """
+        state, side = self.state(recipe), ()
+        if recipe.item_categories or recipe.time_gaps:
+            side = (
+                SideInputs(
+                    self.by_row if recipe.item_categories else None,
+                    self.batch if recipe.time_gaps else None,
+                ),
+            )
         return jax.jit(
             self.step(recipe),
             static_argnums=3,
             donate_argnums=0,
-            in_shardings=(_shardings(state), self.batch, self.batch),
+            in_shardings=(_shardings(state), self.batch, self.batch, *side),
             out_shardings=self.step_results(state),
         )
 
@@ -198,9 +238,29 @@ class Placement:
         is_by_row = shape[:1] == (self.num_rows,) and any(
             getattr(entry, "key", None) in _BY_ROW for entry in path
         )
-        if self.mesh is None or not (self.is_table_sharded and is_by_row):
-            return self.replicated
-        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        return self.by_row if is_by_row else self.replicated
+
+
+def item_categories(
+    recipe: Recipe,
+    store: SequenceStore,
+    num_rows: int,
+    sharding: cutbce_ops.LossSharding | None,
+) -> jax.Array | None:
+    """`[num_rows, K]` int32 categories of each row, laid out as the table.
+
+    Args:
+        recipe: tells whether they are read; None if not.
+        store: has them.
+        num_rows: rows of the table in memory.
+        sharding: how the table is laid out; None on one device.
+
+    Raises:
+        UserError: the store has no categories.
+    """
+    if not recipe.item_categories:
+        return None
+    return place_by_row(store.item_categories.table, num_rows, sharding)
 
 
 def _is_table_sharded(recipe: Recipe, vocab_size: int) -> bool:

@@ -16,6 +16,7 @@ _FIELDS = ("format", "version", "recipe", "store", "table_rows", "start_from", "
 _STORE_FIELDS = {
     "path": str, "digest": str, "num_users": int, "num_items": int, "num_interactions": int
 }  # fmt: skip
+_CATEGORIES = "num_categories"  # where the store has any
 
 
 class RunConfig(NamedTuple):
@@ -63,13 +64,15 @@ def parse_config(text: bytes, file: str) -> RunConfig:
 
 def store_identity(store: SequenceStore) -> dict[str, Any]:
     """What config.json records of a store."""
-    return {
+    identity = {
         "path": str(store.path.absolute()),
         "digest": store.digest,
         "num_users": store.num_users,
         "num_items": store.num_items,
         "num_interactions": store.num_interactions,
     }
+    # A store without categories is recorded as before there were any.
+    return identity | ({_CATEGORIES: store.num_categories} if store.num_categories else {})
 
 
 def check_store(recorded: Mapping[str, Any], store: SequenceStore, run: str) -> None:
@@ -94,10 +97,10 @@ def check_store(recorded: Mapping[str, Any], store: SequenceStore, run: str) -> 
             "one."
         )
     for name, now in store_identity(store).items():
-        if name != "path" and recorded[name] != now:
+        if name != "path" and recorded.get(name) != now:
             raise UserError(
                 f"config.json of {run} does not fit {store.path}: `store.{name}` is "
-                f"{recorded[name]!r} there, the store has {now!r}; put back what was there."
+                f"{recorded.get(name)!r} there, the store has {now!r}; put back what was there."
             )
 
 
@@ -111,7 +114,8 @@ def installed_version(package: str) -> str:
 
 def _parsed(config: dict[str, Any]) -> RunConfig:
     _refuse_unknown(config, _FIELDS, "")
-    recipe, store = _recipe(_field(config, "recipe")), _store(_field(config, "store"))
+    recipe = _recipe(_field(config, "recipe"))
+    store = _store(_field(config, "store"), has_categories=recipe.item_categories)
     vocab_size = store["num_items"] + 1
     num_rows = config.get("table_rows", vocab_size)
     if type(num_rows) is not int or num_rows < vocab_size:
@@ -135,9 +139,9 @@ def _recipe(values: Any) -> Recipe:
     return Recipe(**values)
 
 
-def _store(values: Any) -> dict[str, Any]:
+def _store(values: Any, *, has_categories: bool) -> dict[str, Any]:
     _object(values, "`store`")
-    for name, kind in _STORE_FIELDS.items():
+    for name, kind in (_STORE_FIELDS | ({_CATEGORIES: int} if has_categories else {})).items():
         value = _field(values, name, "store.")
         if type(value) is not kind or (kind is int and value < 1):
             wanted = "a text" if kind is str else "a positive integer"

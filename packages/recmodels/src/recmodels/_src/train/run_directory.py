@@ -180,7 +180,9 @@ class RunDirectory:
         checkpoints = self._checkpoints(None) if (self.path / "checkpoints").exists() else None
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
-        one_device = Placement(self.store["num_items"] + 1, self.num_rows)
+        num_categories = self.store["num_categories"] if self.recipe.item_categories else 0
+        vocab_size = self.store["num_items"] + 1
+        one_device = Placement(vocab_size, self.num_rows, num_categories=num_categories)
         try:
             step = self._chosen_step(checkpoints.steps)
             return checkpoints.restore(one_device.state(self.recipe), step=step)[0]

@@ -8,7 +8,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from cutbce_ops import LossSharding
 
@@ -37,6 +39,29 @@ def take_rows(table: Array, rows: Array, sharding: LossSharding | None) -> Array
         out_specs=positions,
         check_vma=False,
     )(table, rows)
+
+
+def take_categories(
+    item_categories: Array | None, rows: Array, sharding: LossSharding | None
+) -> Array | None:
+    """`item_categories[rows]`, see `take_rows`; None without categories."""
+    return None if item_categories is None else take_rows(item_categories, rows, sharding)
+
+
+def place_by_row(array: np.ndarray, num_rows: int, sharding: LossSharding | None) -> Array:
+    """An array with an entry for each row of the catalog, laid out as the item table.
+
+    Args:
+        array: `[V, ...]`.
+        num_rows: rows of the table in memory, at least V; those from V on become zero.
+        sharding: how the table is laid out; None on one device.
+    """
+    padding = [(0, num_rows - len(array))] + [(0, 0)] * (array.ndim - 1)
+    padded = np.pad(array, padding)
+    if sharding is None:
+        return jnp.asarray(padded)
+    layout = NamedSharding(sharding.mesh, sharding.vocabulary_spec())
+    return jax.make_array_from_callback(padded.shape, layout, lambda index: padded[index])
 
 
 def add_rows(table: Array, rows: Array, vectors: Array, sharding: LossSharding | None) -> Array:

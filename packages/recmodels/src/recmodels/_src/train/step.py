@@ -12,10 +12,11 @@ import cutbce_ops
 from recmodels._src.data.splits import PAD_TARGET
 from recmodels._src.models.base import TABLES, popularity_bias
 from recmodels._src.models.registry import make_model
+from recmodels._src.models.side_inputs import SideInputs, with_side_inputs
 from recmodels._src.recipe import Recipe
 from recmodels._src.train.losses import gradient_scale, make_loss
 from recmodels._src.train.optimizer import make_optimizer
-from recmodels._src.train.sharded import add_rows, take_rows
+from recmodels._src.train.sharded import add_rows, take_categories, take_rows
 
 
 class TrainState(NamedTuple):
@@ -39,6 +40,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Array  # global norm before clipping
 
 
+_NO_SIDE_INPUTS = SideInputs()
 TrainStep = Callable[..., tuple[TrainState, StepMetrics]]
 
 # From this many rows on the loss takes so much longer than the encoder that a second pass through
@@ -46,8 +48,14 @@ TrainStep = Callable[..., tuple[TrainState, StepMetrics]]
 RECOMPUTE_FROM_ROWS = 100_000
 
 
-@jax.jit(static_argnames=("recipe", "num_rows"))
-def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = None) -> TrainState:
+@jax.jit(static_argnames=("recipe", "num_rows", "num_categories"))
+def initial_state(
+    recipe: Recipe,
+    item_counts: Array,
+    *,
+    num_rows: int | None = None,
+    num_categories: int = 0,
+) -> TrainState:
     """State before the first step; the output bias starts at the popularity of the items.
 
     Args:
@@ -55,10 +63,11 @@ def initial_state(recipe: Recipe, item_counts: Array, *, num_rows: int | None = 
         item_counts: `[V]` training interactions per row; V is the number of table rows in use.
         num_rows: table rows in memory, V by default. Further ones are zero and stay zero, and the
             others do not depend on how many there are.
+        num_categories: categories of the items, for a recipe with `item_categories`.
     """
     vocab_size = item_counts.shape[0]
     num_unused = 0 if num_rows is None else num_rows - vocab_size
-    params = make_model(recipe).build(vocab_size + num_unused)
+    params = make_model(recipe).build(vocab_size + num_unused, num_categories)
     if num_unused:
         is_used = jnp.arange(vocab_size + num_unused) < vocab_size
         for name in sorted(TABLES & params.keys()):
@@ -84,7 +93,7 @@ def make_train_step(
     vocab_size: int | None = None,
     sharding: cutbce_ops.LossSharding | None = None,
 ) -> TrainStep:
-    """The step function of a recipe: `step(state, history, targets, capacity) -> (state, metrics)`.
+    """The step of a recipe: `step(state, history, targets, capacity, side) -> (state, metrics)`.
 
     The returned function is pure and not compiled: the trainer and the planner compile it, with
     the state donated. Its arguments:
@@ -96,6 +105,8 @@ def make_train_step(
       of it, see `accumulate_steps`), or None for all positions. Every position that is no padding
       must have a target. Only so many positions are computed; the random numbers of dropout depend
       on it, and nothing else.
+    - side: `SideInputs` of the recipe, `gaps` those of the batch, `[B, S + L]`: of the history and
+      of the targets of its last position.
 
     Args:
         recipe: model, loss and optimizer.
@@ -109,7 +120,8 @@ def make_train_step(
     def rows_in_use(params):
         return params["item_embeddings"].shape[0] if vocab_size is None else vocab_size
 
-    def objective(params, vectors, batch, capacity, key):
+    def objective(params, vectors, batch, categories, capacity, key):
+        vectors = with_side_inputs(params, vectors, categories, batch.gaps)
         recompute = rows_in_use(params) >= RECOMPUTE_FROM_ROWS
         activations = model.training_activations(
             params, batch, vectors, key, recompute=recompute, capacity=capacity
@@ -123,12 +135,13 @@ def make_train_step(
         loss_key = jax.random.fold_in(key, 1)
         return loss(params, activations, targets, weights, loss_key), weights.sum()
 
-    def gradients_of(params, history, targets, capacity, key):
-        batch = model.training_batch(history, targets, jax.random.fold_in(key, 2))
+    def gradients_of(params, history, targets, side, capacity, key):
+        batch = model.training_batch(history, targets, jax.random.fold_in(key, 2), side.gaps)
+        categories = take_categories(side.item_categories, batch.rows, sharding)
         vectors = take_rows(params["item_embeddings"], batch.rows, sharding)
         (loss, weight), (gradients, d_vectors) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
-        )(params, vectors, batch, capacity, key)
+        )(params, vectors, batch, categories, capacity, key)
         # Adding the rows read by the histories to the finished table gradient keeps one [V, D]
         # buffer; differentiating through the gather would make a second one.
         gradients["item_embeddings"] = add_rows(
@@ -136,27 +149,29 @@ def make_train_step(
         )
         return loss, weight, gradients
 
-    def accumulated(params, history, targets, capacity, key):
+    def accumulated(params, history, targets, side, capacity, key):
         """The same over the parts of the batch, one after another, each by its weight."""
 
         def one_part(total, part):
-            history, targets, key = part
-            loss, weight, gradients = gradients_of(params, history, targets, capacity, key)
+            history, targets, gaps, key = part
+            loss, weight, gradients = gradients_of(
+                params, history, targets, side._replace(gaps=gaps), capacity, key
+            )
             weighted = jax.tree.map(lambda leaf: leaf * weight, (loss, 1.0, gradients))
             return jax.tree.map(jnp.add, total, weighted), None
 
         num_parts = recipe.accumulate_steps
         zeros = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        parts = (_split(history, num_parts), _split(targets, num_parts))
+        parts = jax.tree.map(lambda each: _split(each, num_parts), (history, targets, side.gaps))
         keys = jax.random.split(key, num_parts)
         (loss, weight, gradients), _ = jax.lax.scan(one_part, zeros, (*parts, keys))
         share = 1 / jnp.maximum(weight, 1)
         return loss * share, weight, jax.tree.map(lambda leaf: leaf * share, gradients)
 
-    def step(state, history, targets, capacity=None):
+    def step(state, history, targets, capacity=None, side=_NO_SIDE_INPUTS):
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
         compute = gradients_of if recipe.accumulate_steps == 1 else accumulated
-        loss, _, gradients = compute(state.params, history, targets, capacity, key)
+        loss, _, gradients = compute(state.params, history, targets, side, capacity, key)
         # Scaling here, not in the objective, becomes part of the update and takes no second
         # [V, D] buffer.
         scale = gradient_scale(recipe, rows_in_use(state.params))

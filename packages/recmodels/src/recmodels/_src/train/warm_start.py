@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import polars as pl
 
+from recmodels._src.data.categories import COLUMN, numbered
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.models.base import TABLES
@@ -45,7 +46,8 @@ def start_from(
     """The first state of `run` with the parameters of the finished run at `path`.
 
     Rows go by item id: items that both catalogs have keep what was learned, new ones keep their
-    random start, and those that are gone are left out. The optimizer starts anew.
+    random start, and those that are gone are left out; categories go by name likewise. The
+    optimizer starts anew.
 
     Args:
         state: first state of `run`.
@@ -62,7 +64,11 @@ def start_from(
     params = jax.tree.map(lambda leaf: np.array(to_host(leaf)), state.params)
     for name in params.keys() & set(_BY_ITEM):
         params[name][new_rows] = old[name][old_rows]
-    params["encoder"] = old["encoder"]
+    if "category_embeddings" in params:
+        old_rows, new_rows = _common_categories(path, store)
+        params["category_embeddings"][new_rows] = old["category_embeddings"][old_rows]
+    for name in params.keys() & {"encoder", "gap_embeddings"}:
+        params[name] = old[name]
     layout = placement.state(run.recipe)
     params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, layout.params))
     average = None if state.average is None else jax.tree.map(jax.numpy.copy, params)
@@ -83,4 +89,12 @@ def _common_rows(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarr
             f"{new['item_id'].dtype}."
         )
     both = old.join(new, on="item_id", how="inner")
+    return both["old"].to_numpy(), both["new"].to_numpy()
+
+
+def _common_categories(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarray]:
+    old_names = numbered(pl.read_parquet(path / "bundle" / "items.parquet")[COLUMN]).names
+    old = pl.DataFrame({"name": old_names}).with_row_index("old", offset=1)  # row 0 is unused
+    new = pl.DataFrame({"name": store.item_categories.names}).with_row_index("new", offset=1)
+    both = old.join(new, on="name", how="inner")
     return both["old"].to_numpy(), both["new"].to_numpy()
