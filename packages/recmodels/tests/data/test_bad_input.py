@@ -24,6 +24,7 @@ class Case:
 
 
 CSV = {"format": "csv", "user": "u", "item": "i", "time": "t"}
+TSV = CSV | {"format": "tsv"}
 PARQUET = CSV | {"format": "parquet"}
 FLAT = {"format": "yambda-flat"}
 SEQUENTIAL = {"format": "yambda-sequential"}
@@ -44,10 +45,81 @@ CASES = {
     "binary is no text": Case(
         b"\x7fELF\0\0", {"format": "pairs"}, "is binary, and pairs is a text"
     ),
-    "latin-1 is no csv": Case(b"u,i,t\n\xe9,2,3\n", CSV, "not a readable csv file: invalid utf-8"),
+    "latin-1 is no csv": Case(
+        b"u,i,t\n\n1,2,3\n\xe9,2,3\n",
+        CSV,
+        "line 4 of input is no UTF-8 text: its byte 1 is 0xe9; convert the file to UTF-8",
+    ),
+    "latin-1 in an unused column": Case(
+        b"u,i,t,title\n1,2,3,caf\xe9\n",
+        CSV,
+        "line 2 of input is no UTF-8 text: its byte 10 is 0xe9",
+    ),
+    "latin-1 header": Case(b"u,i,t,\xe9\n1,2,3,4\n", CSV, "line 1 of input is no UTF-8 text"),
+    "latin-1 is no tsv": Case(
+        gzip.compress(b"u\ti\tt\n1\t\xe92\t3\n"),
+        TSV,
+        "line 2 of input is no UTF-8 text: its byte 3",
+    ),
+    "latin-1 is no pairs": Case(
+        b"1 2\n1 \xe9\n",
+        {"format": "pairs"},
+        "line 2 of input is no UTF-8 text: its byte 3 is 0xe9",
+    ),
+    "latin-1 is no user-lines": Case(
+        b"1 2\n1 \xe9\n", {"format": "user-lines"}, "line 2 of input is no UTF-8 text"
+    ),
     "parquet format of a cut file": Case(b"PAR1\0\0", PARQUET, "not a readable parquet file"),
     "broken gz": Case(gzip.compress(b"u,i,t\n1,2,3\n" * 99)[:-20], CSV, "not a readable csv file"),
-    "too many fields": Case("u,i,t\n1,2,3,4\n", CSV, "not a readable csv file: found more fields"),
+    "too many fields": Case(
+        'u,i,t\n1,"2\n3",4\n1,2,3,4\n',
+        CSV,
+        "line 4 of input has 4 fields, line 1 has 3; take out what is too much, or quote a field",
+    ),
+    # Whatever the columns that are read: those behind the extra separator are shifted.
+    "too many fields before unused columns": Case(
+        "t,title,u,i,x\n1,a,2,3,0\n1,a,b,2,3,0\n", CSV, "line 3 of input has 6 fields, line 1 has 5"
+    ),
+    "too many fields in tsv": Case(
+        "u\ti\tt\tx\n1\t2\t3\t4\t5\n", TSV, "line 2 of input has 5 fields, line 1 has 4; take out w"
+    ),
+    "too many fields without header": Case(
+        gzip.compress(b"1,2\n1,2,3\n"),
+        {"format": "csv", "has_header": False, "user": "1", "item": "2"},
+        "line 2 of input has 3 fields, line 1 has 2",
+    ),
+    "too many fields in u.data": Case(
+        "1\t2\t3\t4\n1\t2\t3\t4\t5\n",
+        {"format": "movielens-udata"},
+        "line 2 of input has 5 fields, line 1 has 4",
+    ),
+    "open quote": Case(
+        'u,i,t\n1,2,3\n1,"2,3\n' + "1,2,3\n" * 40_000,
+        CSV,
+        "line 3 of input opens a quote and does not close it at the end of the field; in a quoted",
+    ),
+    "quote closed by another line": Case(
+        'u,i,t\n1,"2,3\n1,2,3\n1,"2",3\n',
+        CSV,
+        "line 2 of input opens a quote and does not close it",
+    ),
+    "quote inside of a field": Case(
+        'u,i,t\n1,"a\nb",3\n1,2"2,3\n1,7,5\n', CSV, "line 4 of input opens a quote and does not"
+    ),
+    "open quote in the header": Case('u,"i,t\n1,2,3\n', CSV, "line 1 of input opens a quote and"),
+    "used column twice": Case(
+        "u,i,t,i\n1,2,3,4\n",
+        CSV,
+        "input has 2 columns 'i' for --item, at places 2 and 4 of its header; give them different",
+    ),
+    "used column twice in tsv": Case(
+        "\ufefft\tu\tt\ti\tt\n1\t2\t3\t4\t5\n",
+        TSV,
+        "3 columns 't' for --time, at places 1 and 3 and 5",
+    ),
+    "one column for two": Case(
+        "u,i,t\n1,2,3\n", CSV | {"item": "u"}, "--user and --item name the same column, 'u'"
+    ),
     "pairs with three words": Case(
         "1 2\n\n1 2 3\n",
         {"format": "pairs"},
@@ -191,6 +263,11 @@ def test_bad_input(tmp_path, name):
     assert case.message in message
     assert "\n" not in message
     assert [p.name for p in tmp_path.iterdir()] == ["input"]
+
+
+def test_an_unused_column_twice_is_no_mistake(tmp_path):
+    (tmp_path / "input").write_text('x,u,"i",x,t\n1,2,"3, 4",5,6\n')
+    assert prepare(tmp_path / "input", tmp_path / "store", **CSV).num_interactions == 1
 
 
 def test_missing_file_and_folder(tmp_path):

@@ -3,7 +3,6 @@
 The file is one column of lines for polars, read in pieces and taken apart by expressions.
 """
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import polars as pl
 
 from recmodels._src.data.raw import RawEvents, in_pieces
 from recmodels._src.data.table_formats import TableColumns
+from recmodels._src.data.text_files import open_binary
 from recmodels._src.errors import UserError
-
-GZIP_MAGIC = b"\x1f\x8b"
-"""First bytes of every gzip file, whatever its name."""
 
 _BLOCK_BYTES = 1 << 26
 
@@ -59,9 +56,7 @@ def read_user_lines(path: Path, columns: TableColumns) -> RawEvents:
 
 def _latin_1_lines(path: Path) -> Iterator[pl.DataFrame]:
     # polars reads UTF-8 only.
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == GZIP_MAGIC
-    with gzip.open(path) if is_gzip else path.open("rb") as file:
+    with open_binary(path) as file:
         rest = b""
         while block := file.read(_BLOCK_BYTES):
             whole, newline, rest = (rest + block).rpartition(b"\n")

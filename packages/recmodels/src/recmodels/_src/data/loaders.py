@@ -5,7 +5,6 @@ that a message can name the row of a bad value; `sequences.py` checks and number
 """
 
 import dataclasses
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from typing import Literal, get_args
 import polars as pl
 
 from recmodels._src.data import line_formats, table_formats
-from recmodels._src.data.line_formats import GZIP_MAGIC
 from recmodels._src.data.raw import RawEvents
 from recmodels._src.data.table_formats import TableColumns
+from recmodels._src.data.text_files import CSV, TSV, Separated, find_bad_line, open_binary
 from recmodels._src.errors import UserError
 
 Format = Literal[
@@ -42,16 +41,18 @@ class _Reader:
     header_optional: bool = False
     played_pct: bool = False  # whether the format has a played ratio
     text: bool = True
+    utf_8: bool = True  # text formats only
+    form: Separated | None = None  # of text with columns
 
 
 _READERS: dict[str, _Reader] = {
     "yambda-flat": _Reader(table_formats.read_yambda_flat, played_pct=True, text=False),
     "yambda-sequential": _Reader(table_formats.read_yambda_sequential, played_pct=True, text=False),
-    "csv": _Reader(table_formats.read_csv, named_columns=True, header_optional=True),
-    "tsv": _Reader(table_formats.read_tsv, named_columns=True, header_optional=True),
+    "csv": _Reader(table_formats.read_csv, named_columns=True, header_optional=True, form=CSV),
+    "tsv": _Reader(table_formats.read_tsv, named_columns=True, header_optional=True, form=TSV),
     "parquet": _Reader(table_formats.read_parquet, named_columns=True, text=False),
-    "movielens-dat": _Reader(line_formats.read_movielens_dat),
-    "movielens-udata": _Reader(table_formats.read_movielens_udata),
+    "movielens-dat": _Reader(line_formats.read_movielens_dat, utf_8=False),
+    "movielens-udata": _Reader(table_formats.read_movielens_udata, form=TSV),
     "user-lines": _Reader(line_formats.read_user_lines),
     "pairs": _Reader(line_formats.read_pairs),
 }
@@ -125,9 +126,7 @@ def _check_options(
 
 def _check_text(path: Path, format: str) -> None:
     # Without this a parquet file read as csv is a table with unreadable column names.
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == GZIP_MAGIC
-    with gzip.open(path) if is_gzip else path.open("rb") as file:
+    with open_binary(path) as file:
         start = file.read(4096)
     if b"\0" in start:
         kind = "a parquet file" if start.startswith(b"PAR1") else "binary"
@@ -142,7 +141,20 @@ def _as_user_errors(path: Path, format: str) -> Iterator[None]:
     except pl.exceptions.NoDataError as error:
         raise UserError(f"{path} is empty; a file with interactions is needed") from error
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
+        is_parsing = isinstance(error, pl.exceptions.PolarsError)
+        bad_line = _bad_line(path, _READERS[format]) if is_parsing else None
+        if bad_line is not None:
+            raise UserError(bad_line) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
         raise UserError(
             f"{path} is not a readable {format} file: {reason}; check --format and the file"
         ) from error
+
+
+def _bad_line(path: Path, reader: _Reader) -> str | None:
+    if not (reader.text and reader.utf_8):
+        return None
+    try:
+        return find_bad_line(path, reader.form)
+    except (OSError, EOFError, zlib.error):  # a cut gzip file, which was complained of already
+        return None

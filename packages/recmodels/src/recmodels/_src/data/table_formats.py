@@ -5,6 +5,7 @@ Python object.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import polars as pl
 
 from recmodels._src.data import raw
 from recmodels._src.data.raw import RawEvents, Unit, in_pieces
+from recmodels._src.data.text_files import CSV, TSV, Separated, read_header
 from recmodels._src.errors import UserError
 
 _ROWS_OF_LISTS = 1 << 12  # histories in memory at a time
@@ -33,12 +35,12 @@ class TableColumns:
 
 def read_csv(path: Path, columns: TableColumns) -> RawEvents:
     """Reads a comma-separated file, gzipped or not."""
-    return _read_separated(path, columns, separator=",", quote_char='"')
+    return _read_separated(path, columns, CSV)
 
 
 def read_tsv(path: Path, columns: TableColumns) -> RawEvents:
     """Reads a tab-separated file, gzipped or not; quotes are ordinary characters."""
-    return _read_separated(path, columns, separator="\t", quote_char=None)
+    return _read_separated(path, columns, TSV)
 
 
 def read_parquet(path: Path, columns: TableColumns) -> RawEvents:
@@ -50,7 +52,7 @@ def read_parquet(path: Path, columns: TableColumns) -> RawEvents:
 def read_movielens_udata(path: Path, columns: TableColumns) -> RawEvents:
     """Reads `user<TAB>item<TAB>rating<TAB>time` lines, the u.data of MovieLens-100K."""
     del columns
-    table = _scan_text(path, separator="\t", quote_char=None, has_header=False)
+    table = _scan_text(path, TSV, has_header=False)
     names = table.collect_schema().names()
     if len(names) != 4:
         raise UserError(
@@ -58,7 +60,7 @@ def read_movielens_udata(path: Path, columns: TableColumns) -> RawEvents:
             "user, item, rating, time"
         )
     selected = {"user": names[0], "item": names[1], "time": names[3]}
-    return _select(table, selected, unit="line", numeric=True)
+    return _select(table, selected, unit="line", numeric=True, checks_fields=True)
 
 
 def read_yambda_flat(path: Path, columns: TableColumns) -> RawEvents:
@@ -131,24 +133,27 @@ def _check_list_lengths(table: pl.LazyFrame, lists: list[str], path: Path) -> No
         )
 
 
-def _read_separated(
-    path: Path, columns: TableColumns, *, separator: str, quote_char: str | None
-) -> RawEvents:
-    table = _scan_text(
-        path, separator=separator, quote_char=quote_char, has_header=columns.has_header
-    )
-    return _select(table, _names(table, columns, path))
+def _read_separated(path: Path, columns: TableColumns, form: Separated) -> RawEvents:
+    header = read_header(path, form) if columns.has_header else []
+    table = _scan_text(path, form, has_header=columns.has_header)
+    names = _names(table, columns, path)
+    for key, name in names.items():
+        if header.count(name) > 1:  # only the first one keeps its name
+            places = [str(place) for place, each in enumerate(header, 1) if each == name]
+            raise UserError(
+                f"{path.name} has {len(places)} columns {name!r} for --{key}, at places "
+                f"{' and '.join(places)} of its header; give them different names"
+            )
+    return _select(table, names, checks_fields=True)
 
 
-def _scan_text(
-    path: Path, *, separator: str, quote_char: str | None, has_header: bool
-) -> pl.LazyFrame:
+def _scan_text(path: Path, form: Separated, *, has_header: bool) -> pl.LazyFrame:
     # Everything as text: type inference from the first rows would break on a later
     # "B000123" and would turn "007" into 7.
     return pl.scan_csv(
         path,
-        separator=separator,
-        quote_char=quote_char,
+        separator=form.separator,
+        quote_char='"' if form.has_quotes else None,
         has_header=has_header,
         infer_schema=False,
         glob=False,
@@ -178,6 +183,9 @@ def _names(table: pl.LazyFrame, columns: TableColumns, path: Path) -> dict[str, 
             raise UserError(
                 f"{path} has no column {column!r} for --{key}; {_described(path, columns, present)}"
             )
+    for (key, name), (other, other_name) in itertools.combinations(names.items(), 2):
+        if name == other_name:
+            raise UserError(f"--{key} and --{other} name the same column, {chosen[key]!r}")
     return names
 
 
@@ -203,6 +211,15 @@ def _select(
     *,
     unit: Unit = "row",
     numeric: bool = False,
+    checks_fields: bool = False,
 ) -> RawEvents:
-    selected = table.select(**{key: pl.col(name) for key, name in names.items()})
-    return RawEvents(frames=in_pieces(selected), unit=unit, numeric=numeric, columns=dict(names))
+    columns = {key: pl.col(name) for key, name in names.items()}
+    unused = [name for name in table.collect_schema().names() if name not in names.values()]
+    if not (checks_fields and unused):
+        frames = in_pieces(table.select(**columns))
+    else:
+        # polars counts the fields of a line only where it reads all columns, and a line with one
+        # too many has its columns shifted.
+        table = table.select(**columns, unused=pl.any_horizontal(pl.col(unused).is_null()))
+        frames = (frame.drop("unused") for frame in in_pieces(table))
+    return RawEvents(frames=frames, unit=unit, numeric=numeric, columns=dict(names))
