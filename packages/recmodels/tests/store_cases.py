@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from recmodels._src.atomic import atomic_folder
+from recmodels._src.data.categories import CategoryPairs, match_categories
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.data.store_writer import SequenceParts, write_store
 
@@ -25,21 +26,42 @@ class Options:
     time_gaps: bool = False
 
 
-def tiny_store(path: Path, sequences: Sequence[Sequence[int]]) -> SequenceStore:
-    """Writes and opens a store with these rows, one sequence per user."""
+def tiny_store(
+    path: Path,
+    sequences: Sequence[Sequence[int]],
+    *,
+    times: Sequence[Sequence[int]] | None = None,
+    categories: Sequence[Sequence[str]] | None = None,
+) -> SequenceStore:
+    """Writes and opens a store with these rows, one sequence per user.
+
+    Args:
+      path: the folder.
+      sequences: rows of each user.
+      times: seconds of each user's events; None leaves only their order.
+      categories: names of each item, row 1 first; None writes a store without.
+    """
     items = np.array([row for sequence in sequences for row in sequence], dtype=np.int32)
     lengths = np.array([len(sequence) for sequence in sequences])
     num_items = int(items.max())
+    stamps = [range(n) for n in lengths] if times is None else times
     parts = SequenceParts(
-        parts=[(items, np.concatenate([np.arange(n) for n in lengths]).astype(np.int64))],
+        parts=[(items, np.concatenate([np.asarray(each, np.int64) for each in stamps]))],
         lengths=lengths,
         item_counts=np.bincount(items, minlength=num_items + 1)[1:],
-        timestamps_kind="order",
+        timestamps_kind="order" if times is None else "seconds",
         user_ids=pl.Series(np.arange(len(lengths)) + 100),
         item_ids=pl.Series(np.arange(num_items) * 10),
     )
+    found = None
+    if categories is not None:
+        pairs = [(10 * n, name) for n, names in enumerate(categories) for name in names]
+        pairs = pl.DataFrame(pairs, schema=["item", "category"], orient="row")
+        found = match_categories(CategoryPairs("tiny", pairs, 0), parts.item_ids)
     with atomic_folder(path, overwrite=True) as folder:
-        write_store(folder, parts, source={"name": "tiny"}, filters={}, skipped={})
+        write_store(
+            folder, parts, source={"name": "tiny"}, filters={}, skipped={}, categories=found
+        )
     return SequenceStore.open(path)
 
 

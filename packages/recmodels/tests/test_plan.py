@@ -8,7 +8,7 @@ import tempfile
 
 import jax
 import pytest
-from train_cases import small_recipe
+from train_cases import category_store, chain_store, small_recipe
 
 from recmodels import (
     PlanSweep,
@@ -20,6 +20,7 @@ from recmodels import (
 )
 from recmodels._src import plan as plan_module
 from recmodels._src.cli import main
+from recmodels._src.models.side_inputs import NUM_GAP_BUCKETS
 from recmodels._src.plan import CATALOGS, next_batch
 from recmodels._src.plan_client import CompilerFailedError, DoesNotFitError, PlanClient
 from recmodels._src.plan_flops import model_flops
@@ -47,6 +48,26 @@ def test_catalog_of_another_recipe_must_be_given():
     assert set(CATALOGS) <= set(RECIPES)
 
 
+def test_catalog_of_a_store(tmp_path, compiler, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiler, "ask", lambda *a: asked.append(a[2:]) or _answer(peak_bytes=1))
+    store = category_store(tmp_path / "store")
+    plan(_recipe(), topology="v6e:2x4", store=store)
+    reads, options = _recipe(item_categories=True), {"topology": "v6e:2x4"}
+    assert plan(reads, **options, store=store.path).num_items == store.num_items
+    most = store.item_categories.table.shape[1]
+    assert asked == [(store.num_items, None), (store.num_items, (store.num_categories, most))]
+    with pytest.raises(UserError, match="`num_items` is that of the store; leave one of them out"):
+        plan(reads, **options, store=store, num_items=9)
+    with pytest.raises(UserError, match=r"needs the categories of a store; give it with `store`"):
+        plan(reads, **options, num_items=9)
+    with pytest.raises(UserError, match=r"`item_categories` needs categories, and .* has none"):
+        plan(reads, **options, store=chain_store(tmp_path / "without"))
+    command = ["plan", "sasrec-demo", "--topology", "v6e:2x4", "--data", str(store.path)]
+    assert main([*command, "--item-categories", "true"]) == 0
+    assert asked[2:] == asked[1:2]
+
+
 # Of a fake compiler: 1 GiB, and a megabyte for each sequence, but only a half from `bend` on.
 _FIXED_BYTES, _SEQUENCE_BYTES, _CHIP_BYTES = _GIB, 2**20, 32 * _GIB
 
@@ -55,7 +76,7 @@ class _FakeCompiler:
     def __init__(self, bend=math.inf, fixed_bytes=_FIXED_BYTES):
         self.bend, self.fixed_bytes, self.asked = bend, fixed_bytes, []
 
-    def ask(self, recipe, topology, num_items):
+    def ask(self, recipe, topology, num_items, categories):
         batch = recipe.batch_size
         self.asked.append(batch)
         assert batch % 8 == 0
@@ -288,6 +309,19 @@ def test_plan_ignores_the_environment(monkeypatch):
 def test_plan_names_the_mistake(topology, batch_size, message):
     with pytest.raises(UserError, match=message):
         plan(small_recipe(batch_size=batch_size), topology=topology, num_items=10)
+
+
+@pytest.mark.tpu_compiler
+def test_side_inputs_are_planned(tmp_path):
+    store = category_store(tmp_path / "store")
+    recipe, options = small_recipe(table="sharded"), {"topology": "v5e:2x4", "store": store}
+    without = plan(recipe, **options).classes_bytes
+    both = plan(recipe.override(item_categories=True, time_gaps=True), **options).classes_bytes
+    tables = (store.num_categories + 1 + NUM_GAP_BUCKETS) * 8 * 4  # on every chip
+    assert both["item table"] - without["item table"] == tables
+    most = store.item_categories.table.shape[1]
+    assert both["batch"] - without["batch"] == (1024 // 8 * most + 1 * (8 + 8)) * 4
+    assert both["optimizer"] - without["optimizer"] == 2 * tables
 
 
 def _yambda(**values):

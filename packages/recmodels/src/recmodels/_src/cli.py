@@ -259,6 +259,9 @@ def _add_plan(commands: Any) -> None:
         metavar="N",
         help="catalog size (default: that of the recipe's data set, if it has one)",
     )
+    parser.add_argument(
+        "--data", metavar="STORE", help="sequence store to take the catalog and its categories from"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--sweep",
@@ -276,7 +279,11 @@ def _add_plan(commands: Any) -> None:
 
 def _run_plan(parsed: argparse.Namespace) -> None:
     recipe = _chosen_recipe(parsed)
-    options: dict[str, Any] = {"topology": parsed.topology, "num_items": parsed.num_items}
+    options: dict[str, Any] = {
+        "topology": parsed.topology,
+        "num_items": parsed.num_items,
+        "store": parsed.data,
+    }
     if parsed.sweep is not None:
         field, values = parsed.sweep
         found = plan_sweep(recipe, **options, field=field, values=values)

@@ -1,10 +1,12 @@
 """What training a recipe needs on a TPU slice, asked of the TPU compiler without a TPU."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.plan_client import CompilerFailedError as CompilerFailedError
 from recmodels._src.plan_client import DoesNotFitError, plan_client
@@ -25,7 +27,13 @@ _RESOLUTION = 1 / 16
 _MOST_POSITIONS = 2**22
 
 
-def plan(recipe: str | Recipe, *, topology: str, num_items: int | None = None) -> PlanReport:
+def plan(
+    recipe: str | Recipe,
+    *,
+    topology: str,
+    num_items: int | None = None,
+    store: str | Path | SequenceStore | None = None,
+) -> PlanReport:
     """Compiles the whole training step of a recipe for a TPU slice and reports what it needs.
 
     The step is the trainer's own: forward, loss, gradients, optimizer, state donated, laid out as
@@ -36,19 +44,22 @@ def plan(recipe: str | Recipe, *, topology: str, num_items: int | None = None) -
     Args:
         recipe: a recipe or the name of a built-in one.
         topology: TPU slice as libtpu names it, e.g. "v6e:2x4".
-        num_items: size of the catalog; None is that of the data the built-in recipe is for.
+        num_items: size of the catalog; None is that of the store, or without one that of the data
+            the built-in recipe is for.
+        store: sequence store whose catalog is planned for, with its categories if the recipe reads
+            them.
 
     Returns:
         Memory per chip, collectives, estimated time and what limits it.
 
     Raises:
-        UserError: libtpu is missing, the slice is unknown, mesh or batch do not suit its chips, or
-            the step does not fit.
+        UserError: libtpu is missing, the slice is unknown, mesh or batch do not suit its chips, the
+            catalog is unknown or given twice, or the step does not fit.
         CompilerFailedError: the compiler failed.
     """
-    recipe, num_items = _checked(recipe, num_items)
+    recipe, catalog = _checked(recipe, num_items, store)
     with plan_client() as client:
-        return _Steps(client, recipe, topology, num_items, "batch_size").report(recipe.batch_size)
+        return _Steps(client, recipe, topology, catalog, "batch_size").report(recipe.batch_size)
 
 
 def plan_sweep(
@@ -56,6 +67,7 @@ def plan_sweep(
     *,
     topology: str,
     num_items: int | None = None,
+    store: str | Path | SequenceStore | None = None,
     field: SweptField = "batch_size",
     values: Sequence[int] | None = None,
 ) -> PlanSweep:
@@ -65,6 +77,7 @@ def plan_sweep(
         recipe: a recipe or the name of a built-in one.
         topology: TPU slice, as for `plan`.
         num_items: size of the catalog, as for `plan`.
+        store: as for `plan`.
         field: the field of the recipe that takes the values.
         values: the values; None doubles the recipe's batch size until the largest that fits.
 
@@ -75,11 +88,11 @@ def plan_sweep(
         UserError: as for `plan`; or `values` are missing for another field than `batch_size`.
         CompilerFailedError: the compiler failed.
     """
-    recipe, num_items = _checked(recipe, num_items)
+    recipe, catalog = _checked(recipe, num_items, store)
     if values is None and field != "batch_size":
         raise UserError(f"give the values of `{field}`, such as {field}=64,128.")
     with plan_client() as client:
-        steps = _Steps(client, recipe, topology, num_items, field)
+        steps = _Steps(client, recipe, topology, catalog, field)
         if values is None:
             return _search(steps, growth=2)
         for value in tqdm(sorted(set(values)), desc=f"compiling each {field}", leave=False):
@@ -88,7 +101,11 @@ def plan_sweep(
 
 
 def plan_largest_batch(
-    recipe: str | Recipe, *, topology: str, num_items: int | None = None
+    recipe: str | Recipe,
+    *,
+    topology: str,
+    num_items: int | None = None,
+    store: str | Path | SequenceStore | None = None,
 ) -> PlanReport:
     """Plans the recipe with the largest batch that fits, to within an eighth.
 
@@ -99,6 +116,7 @@ def plan_largest_batch(
         recipe: a recipe or the name of a built-in one.
         topology: TPU slice, as for `plan`.
         num_items: size of the catalog, as for `plan`.
+        store: as for `plan`.
 
     Returns:
         The plan for that batch; its `batch_size` is the answer.
@@ -107,49 +125,75 @@ def plan_largest_batch(
         UserError: as for `plan`; or not even the smallest batch of the mesh fits.
         CompilerFailedError: the compiler failed.
     """
-    recipe, num_items = _checked(recipe, num_items)
+    recipe, catalog = _checked(recipe, num_items, store)
     with plan_client() as client:
-        steps = _Steps(client, recipe, topology, num_items, "batch_size")
+        steps = _Steps(client, recipe, topology, catalog, "batch_size")
         return _search(steps, growth=4).reports[-1]
 
 
-def _checked(recipe: str | Recipe, num_items: int | None) -> tuple[Recipe, int]:
+class _Catalog(NamedTuple):
+    num_items: int
+    categories: tuple[int, int] | None  # number, and most of one item, if the recipe reads them
+
+
+def _checked(
+    recipe: str | Recipe, num_items: int | None, store: str | Path | SequenceStore | None
+) -> tuple[Recipe, _Catalog]:
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
+    if store is not None:
+        if num_items is not None:
+            raise UserError("`num_items` is that of the store; leave one of them out.")
+        store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
+        return recipe, _Catalog(store.num_items, _categories(recipe, store))
+    if recipe.item_categories:
+        raise UserError(
+            "`item_categories` needs the categories of a store; give it with `store` (--data)."
+        )
     if num_items is None:
         num_items = CATALOGS.get(recipe.name)
     if num_items is None:
-        raise UserError(f"the catalog of `{recipe.name}` has no known size; give `num_items`.")
+        raise UserError(
+            f"the catalog of `{recipe.name}` has no known size; give `num_items` or `store`."
+        )
     if num_items < 1:
         raise UserError(f"`num_items` must be at least 1; got {num_items}.")
-    return recipe, num_items
+    return recipe, _Catalog(num_items, None)
+
+
+def _categories(recipe: Recipe, store: SequenceStore) -> tuple[int, int] | None:
+    if not recipe.item_categories:
+        return None
+    return len(store.item_categories.names), store.item_categories.table.shape[1]
 
 
 class _Compiles(Protocol):
-    def ask(self, recipe: Recipe, topology: str, num_items: int) -> dict[str, Any]: ...
+    def ask(
+        self, recipe: Recipe, topology: str, num_items: int, categories: tuple[int, int] | None
+    ) -> dict[str, Any]: ...
 
 
 class _Steps:
     """Plans of one recipe that differ in the value of one field."""
 
     def __init__(
-        self, client: _Compiles, recipe: Recipe, topology: str, num_items: int, field: SweptField
+        self, client: _Compiles, recipe: Recipe, topology: str, catalog: _Catalog, field: SweptField
     ) -> None:
         self.client = client
         self.recipe = recipe
         self.topology = topology
-        self.num_items = num_items
+        self.catalog = catalog
         self.found = PlanSweep(field, [], [])
         self.mesh = recipe.mesh  # with the number of chips, once it is known
 
     def report(self, value: int) -> PlanReport:
         """The plan for one value; `DoesNotFitError` if it needs too much memory."""
         recipe = self.recipe.override(**{self.found.field: value})
-        answer = self.client.ask(recipe, self.topology, self.num_items)
+        answer = self.client.ask(recipe, self.topology, *self.catalog)
         self.mesh = answer["mesh"]
         return PlanReport(
             recipe=recipe.name,
             topology=self.topology,
-            num_items=self.num_items,
+            num_items=self.catalog.num_items,
             batch_size=recipe.batch_size,
             max_length=recipe.max_length,
             **answer,

@@ -68,7 +68,13 @@ class PlanClient:
         self._process = process
         self._log = log  # its standard error
 
-    def ask(self, recipe: Recipe, topology: str, num_items: int) -> dict[str, Any]:
+    def ask(
+        self,
+        recipe: Recipe,
+        topology: str,
+        num_items: int,
+        categories: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
         """What the recipe's step needs on the slice; see `plan_worker.compile_step`.
 
         Raises:
@@ -76,7 +82,8 @@ class PlanClient:
             UserError: another mistake of the caller.
             CompilerFailedError: the process ended without an answer.
         """
-        request = {"recipe": recipe.to_dict(), "topology": topology, "num_items": num_items}
+        request = {"recipe": recipe.to_dict(), "topology": topology}
+        request |= {"num_items": num_items, "categories": categories}
         answer = self._exchange(json.dumps(request))
         if "error" in answer:
             raise UserError(answer["error"])

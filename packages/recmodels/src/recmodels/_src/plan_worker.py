@@ -6,7 +6,6 @@ request, and every answer one line after `ANSWER`, both JSON; a caller's mistake
 """
 
 import dataclasses
-import functools
 import json
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from jax.experimental import topologies
 
 from cutbce_ops import tpu_lab
 from recmodels._src.errors import UserError
+from recmodels._src.models.side_inputs import SideInputs
 from recmodels._src.plan_client import ANSWER
 from recmodels._src.plan_flops import model_flops
 from recmodels._src.recipe import Recipe
@@ -27,32 +27,53 @@ _NUM_SLOWEST = 10
 
 
 def compile_step(
-    recipe: Recipe, topology: str, num_items: int, compiler: tpu_lab.Compiler
+    recipe: Recipe,
+    topology: str,
+    num_items: int,
+    compiler: tpu_lab.Compiler,
+    categories: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """What the recipe's step needs on the slice, without allocating arrays.
+
+    Args:
+        recipe: what is trained.
+        topology: the slice.
+        num_items: size of the catalog.
+        compiler: of the process.
+        categories: their number and the most of one item, for a recipe that reads them.
 
     Raises:
         UserError: no such topology, or mesh or batch do not suit its chips.
     """
-    placement = Placement.over(_chips(topology), recipe, num_items + 1)
+    num_categories, per_item = categories or (0, 0)
+    placement = Placement.over(_chips(topology), recipe, num_items + 1, num_categories)
+    batch = _batch(placement, recipe, per_item)
     try:
-        report = _compile(placement, recipe, topology, compiler)
+        report = _compile(placement, recipe, topology, compiler, batch)
     except tpu_lab.DoesNotFitError as error:
         message = " ".join(str(error).split())
         return {"does_not_fit": message, "mesh": placement.describe_mesh()}
-    return _figures(placement, recipe, report)
+    return _figures(placement, recipe, report, batch)
 
 
 def _compile(
-    placement: Placement, recipe: Recipe, topology: str, compiler: tpu_lab.Compiler
+    placement: Placement,
+    recipe: Recipe,
+    topology: str,
+    compiler: tpu_lab.Compiler,
+    batch: tuple[Any, ...],
 ) -> tpu_lab.TpuReport:
-    state = placement.state(recipe)
+    state, step = placement.state(recipe), placement.step(recipe)
     is_spread = placement.mesh is not None
+
+    def step_of_all_positions(state: Any, history: Any, targets: Any, *side: Any) -> Any:
+        return step(state, history, targets, None, *side)
+
     return tpu_lab.compile_for(
-        functools.partial(placement.step(recipe), capacity=None),
+        step_of_all_positions,
         topology,
         state,
-        *_batch(placement, recipe),
+        *batch,
         out_shardings=placement.step_results(state) if is_spread else None,
         donate_argnums=0,
         mesh=placement.mesh,
@@ -60,7 +81,9 @@ def _compile(
     )
 
 
-def _figures(placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport) -> dict[str, Any]:
+def _figures(
+    placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport, batch: tuple[Any, ...]
+) -> dict[str, Any]:
     state = placement.state(recipe)
     flops = model_flops(recipe, state.params, placement.vocab_size)
     peak_flops_per_s = placement.num_devices * report.chip.bf16_flops_per_s
@@ -69,8 +92,7 @@ def _figures(placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport) ->
         "is_table_sharded": placement.is_table_sharded,
         "num_chips": placement.num_devices,
         "chip_bytes": report.chip.hbm_bytes,
-        "classes_bytes": state_bytes(state)
-        | {"batch": bytes_per_device(_batch(placement, recipe))},
+        "classes_bytes": state_bytes(state) | {"batch": bytes_per_device(batch)},
         **dataclasses.asdict(report.memory),
         "collectives": [_collective(item) for item in report.collectives],
         "step_ms": report.step_seconds * 1e3,
@@ -85,13 +107,23 @@ def _figures(placement: Placement, recipe: Recipe, report: tpu_lab.TpuReport) ->
     }
 
 
-def _batch(placement: Placement, recipe: Recipe) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """History and targets."""
-    history = (recipe.batch_size, recipe.max_length)
-    return tuple(
-        jax.ShapeDtypeStruct(shape, np.int32, sharding=placement.batch)
-        for shape in (history, (*history, recipe.num_targets))
-    )
+def _batch(
+    placement: Placement, recipe: Recipe, categories_per_item: int
+) -> tuple[jax.ShapeDtypeStruct | SideInputs, ...]:
+    """History, targets and, if the recipe reads any, side inputs."""
+    windows, num_targets = (recipe.batch_size, recipe.max_length), recipe.num_targets
+
+    def struct(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+
+    batch = (struct(windows, placement.batch), struct((*windows, num_targets), placement.batch))
+    categories = gaps = None
+    if recipe.item_categories:
+        categories = struct((placement.num_rows, categories_per_item), placement.by_row)
+    if recipe.time_gaps:
+        gaps = struct((windows[0], windows[1] + num_targets), placement.batch)
+    side = SideInputs(categories, gaps)
+    return batch if side == SideInputs() else (*batch, side)
 
 
 def _collective(estimate: tpu_lab.CollectiveEstimate) -> dict[str, Any]:
@@ -135,7 +167,9 @@ def answer(request: dict[str, Any], compiler: tpu_lab.Compiler) -> dict[str, Any
     """The answer to one request."""
     recipe = Recipe(**request["recipe"])
     try:
-        return compile_step(recipe, request["topology"], request["num_items"], compiler)
+        return compile_step(
+            recipe, request["topology"], request["num_items"], compiler, request["categories"]
+        )
     except UserError as error:
         return {"error": str(error)}
 
