@@ -21,9 +21,11 @@ from recmodels._src.models.base import output_table
 from recmodels._src.models.registry import make_model
 from recmodels._src.models.side_inputs import mean_of_categories, with_gaps
 from recmodels._src.recipe import Recipe
+from recmodels._src.storage import as_path
 
 FORMAT, VERSION = "cutbce-bundle", 1
 PLATFORMS = ("cpu", "tpu", "cuda")
+_MANIFEST = "bundle.json"
 _ENCODER_FILE = "query_encoder.stablehlo"
 _ROWS_PER_BLOCK = 1 << 16
 
@@ -60,7 +62,7 @@ def write_bundle(
     if recipe.time_gaps:
         store.check_has_times()
     vectors = item_vectors(params, store.num_items + 1, categories)
-    with atomic_folder(Path(path), overwrite=overwrite) as folder:
+    with atomic_folder(as_path(path), overwrite=overwrite, last=_MANIFEST) as folder:
         np.save(folder / "item_embeddings.npy", vectors)
         encoder = export_query_encoder(recipe, params, vectors.shape[1])
         (folder / _ENCODER_FILE).write_bytes(encoder.serialize())
@@ -72,7 +74,7 @@ def write_bundle(
             np.save(folder / "history_times.npy", store.timestamps)
         manifest = _manifest(recipe, store, vectors.shape[1], step)
         manifest["files"] = {file.name: _checksum(file) for file in sorted(folder.iterdir())}
-        (folder / "bundle.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def item_vectors(

@@ -88,10 +88,15 @@ def is_failure(error: Exception) -> bool:
     )
 
 
+def is_absence(error: Exception) -> bool:
+    """Whether an exception says that there is no such file, object or bucket."""
+    return isinstance(error, FileNotFoundError) or str(error).startswith("NOT_FOUND: ")
+
+
 def failure_text(error: Exception) -> str:
     """An exception as part of a one-line message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    if isinstance(error, FileNotFoundError):
+    if is_absence(error):
         return f"no such bucket or object: {lines[0]}"
     return " ".join(lines)[:300]
 
@@ -106,7 +111,7 @@ def upload(local: Path, path: Path) -> None:
     Raises:
         OSError: the object cannot be written.
     """
-    with _failing("write", path), _bar("upload", path) as callback:
+    with reaching("write", path), _bar("upload", path) as callback:
         _client(path).put_file(str(local), str(path), callback=callback)
 
 
@@ -124,7 +129,7 @@ def upload_folder(local: Path, path: Path, last: str | None) -> None:
     """
     names = sorted(str(file.relative_to(local)) for file in local.rglob("*") if not file.is_dir())
     names.sort(key=lambda name: name == last)
-    with _failing("write", path):
+    with reaching("write", path):
         _remove(path, [last] if last else [])
         _remove(path, sorted(_sizes_in(path).keys() - set(names)))
     for name in names:
@@ -141,7 +146,7 @@ def download_folder(path: Path, local: Path) -> None:
     Raises:
         OSError: an object cannot be read, or the disk is full.
     """
-    with _failing("read", path):
+    with reaching("read", path):
         names = list(_sizes_in(path))
     for name in names:
         (local / name).parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +163,7 @@ def remove_folder(path: Path, first: str) -> None:
     Raises:
         OSError: an object cannot be removed.
     """
-    with _failing("remove", path):
+    with reaching("remove", path):
         _remove(path, [first])
         _remove(path, list(_sizes_in(path)))
 
@@ -196,7 +201,7 @@ def cached_folder(path: Path, key_file: str) -> Path:
     Raises:
         OSError: the objects cannot be read, or the disk is full.
     """
-    with _failing("read", path):
+    with reaching("read", path):
         content = (path / key_file).read_bytes()
         sizes = _sizes_in(path)
     key = hashlib.sha256(f"{path}\0{sizes}\0".encode() + content).hexdigest()[:32]
@@ -210,6 +215,26 @@ def cached_folder(path: Path, key_file: str) -> Path:
             download_folder(path, partial)
             partial.rename(folder)
     return folder
+
+
+@contextlib.contextmanager
+def reaching(what: str, path: Path) -> Iterator[None]:
+    """Gives whatever an object store refuses one form: an `OSError` that names `path`.
+
+    Args:
+        what: "read", "write" or the like.
+        path: object or folder that the block is about; a local one changes nothing.
+
+    Raises:
+        OSError: the object store refuses; `FileNotFoundError` where something is not there.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_remote(path) or not is_failure(error) or str(path) in str(error):
+            raise
+        kind = FileNotFoundError if is_absence(error) else OSError
+        raise kind(f"cannot {what} {path}: {failure_text(error)}") from error
 
 
 @contextlib.contextmanager
@@ -278,7 +303,7 @@ def _remove(path: Path, names: list[str]) -> None:
 
 
 def _download(path: Path, local: Path) -> None:
-    with _failing("read", path), _bar("download", path) as callback:
+    with reaching("read", path), _bar("download", path) as callback:
         _client(path).get_file(str(path), str(local), callback=callback)
 
 
@@ -286,13 +311,3 @@ def _bar(what: str, path: Path) -> Callback:
     # Nobody asked for a bar here, so it is for terminals alone.
     options = {"unit": "B", "unit_scale": True, "delay": _BAR_DELAY_S, "disable": None}
     return TqdmCallback(tqdm_kwargs={"desc": f"{what} {path.name}", "leave": False, **options})
-
-
-@contextlib.contextmanager
-def _failing(what: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if not is_failure(error):
-            raise
-        raise OSError(f"cannot {what} {path}: {failure_text(error)}") from error

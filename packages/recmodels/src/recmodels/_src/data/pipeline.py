@@ -106,7 +106,7 @@ def train_batches(
     table = windows(store, split, max_length)
     if len(table) == 0:
         raise UserError(
-            f"{store.path} has nothing to train on: no user has two items before the "
+            f"{store.location} has nothing to train on: no user has two items before the "
             f"held-out ones of protocol {options.protocol}"
         )
     dataset = (
@@ -184,7 +184,7 @@ def evaluation_batches(
         users = np.flatnonzero(split.is_evaluated(store.lengths))
     if len(users) == 0:
         raise UserError(
-            f"{store.path} has no user to evaluate: protocol {split.protocol} needs "
+            f"{store.location} has no user to evaluate: protocol {split.protocol} needs "
             f"{split.min_length} items, the longest user has {store.lengths.max()}"
         )
     # Similar lengths together keep `seen` narrow.

@@ -14,6 +14,7 @@ import polars as pl
 from recmodels._src.atomic import atomic_file
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
+from recmodels._src.storage import local_copy
 from recmodels._src.train.run_directory import installed_version
 
 _KEY = "recmodels"  # of the file's own metadata
@@ -89,9 +90,10 @@ def read_ranks(path: Path, identity: dict[str, Any]) -> UserRanks | None:
         identity: result of `ranks_identity`.
     """
     try:
-        if pl.read_parquet_metadata(path).get(_KEY) != json.dumps(identity):
-            return None
-        table = pl.read_parquet(path)
+        with local_copy(path) as file:
+            if pl.read_parquet_metadata(file).get(_KEY) != json.dumps(identity):
+                return None
+            table = pl.read_parquet(file)
         return UserRanks(*(table[name].to_numpy() for name in ("user", "targets", "ranks")))
     except (OSError, pl.exceptions.PolarsError):
         return None  # a damaged copy is made again

@@ -15,6 +15,7 @@ from recmodels._src.evaluation.result import Evaluation
 from recmodels._src.recipe import Recipe
 from recmodels._src.report import sections
 from recmodels._src.report.examples import Example, find_examples
+from recmodels._src.storage import as_path
 from recmodels._src.train import processes
 from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.run_directory import RunDirectory
@@ -52,7 +53,7 @@ def write_report(
         TrainingDivergedError: parameters or scores of the model are not finite.
     """
     run = RunDirectory.open(run_dir)
-    path = run.path / _FILE if out is None else Path(out)
+    path = run.path / _FILE if out is None else as_path(out)
     check_output(path, overwrite=overwrite or out is None)
     page.check_can_plot("the page of a run")
     store = run.open_store(store)

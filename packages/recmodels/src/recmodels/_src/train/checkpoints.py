@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from recmodels._src import storage
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
+from recmodels._src.train.staging import Staging, needs_staging
 from recmodels._src.train.step import TrainState
 
 
@@ -24,7 +26,7 @@ class Checkpoints:
 
     A checkpoint is written in the background, beside its final name, and renamed when complete, so
     a process killed at any moment leaves the previous one usable; the leftovers go when a writer
-    opens the folder.
+    opens the folder. In an object store a last object says that it is complete.
 
     Args:
         folder: the folder, made when absent.
@@ -43,14 +45,18 @@ class Checkpoints:
             # ten minutes, and the process with them.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._folder = storage.absolute(folder)
+        self._staging = Staging(self._folder) if needs_staging(self._folder) else None
+        directory = self._folder if self._staging is None else self._staging.folder
+        with storage.reaching("use", self._folder):
+            self._manager = ocp.CheckpointManager(directory, options=options)
         self._obsolete: list[int] = []
 
     @property
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, oldest first."""
         self.wait()
-        return sorted(self._manager.all_steps())
+        return self._all_steps()
 
     @property
     def latest_step(self) -> int | None:
@@ -75,15 +81,18 @@ class Checkpoints:
         """
         step = int(state.step)
         self.wait()  # one at a time, and the next one may fail for the same reason
-        kept = [*self._manager.all_steps(), step]
-        kept = sorted(kept)[-self._keep :] if self._keep else kept
-        obsolete = set(self._manager.all_steps()) - {*kept, best_step}
+        old = self._all_steps()
+        kept = sorted([*old, step])[-self._keep :] if self._keep else [*old, step]
+        obsolete = set(old) - {*kept, best_step}
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(_detached(state)),
             window=ocp.args.JsonSave({"losses": list(window_losses), "trained": self._trained}),
         )
-        with writing(Path(self._manager.directory) / str(step)):
+        with writing(self._folder / str(step)):
             self._manager.save(step, args=args, force=True)
+            if self._staging is not None:
+                self._manager.wait_until_finished()
+                self._staging.upload(step)
         # Only after this one is complete: until then the older ones are all there is.
         self._obsolete = sorted(obsolete)
 
@@ -105,7 +114,7 @@ class Checkpoints:
         """
         steps = self.steps if step is None else [step]
         if not steps:
-            raise UserError(f"{self._manager.directory} has no complete checkpoint yet.")
+            raise UserError(f"{self._folder} has no complete checkpoint yet.")
         damaged = []
         for candidate in reversed(steps):
             try:
@@ -116,7 +125,7 @@ class Checkpoints:
             self._leave_out(damaged, candidate)
             return restored
         newest, damage = damaged[0]
-        path = self._manager.directory / str(newest)
+        path = self._folder / str(newest)
         remedy = (
             "and no other can be read; remove the folder of the run to start from the beginning"
             if step is None
@@ -130,6 +139,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
+            if self._staging is not None:
+                self._staging.close()
 
     def wait(self) -> None:
         """Returns once everything is written and what is not to be kept is removed.
@@ -137,14 +148,32 @@ class Checkpoints:
         Raises:
             OSError: the disk is full.
         """
-        with writing(Path(self._manager.directory)):
+        with writing(self._folder):
             self._manager.wait_until_finished()
+            if self._staging is not None:
+                self._staging.wait()
         for step in self._obsolete:
-            self._manager.delete(step)
+            self._delete(step)
         self._obsolete = []
 
+    def _all_steps(self) -> list[int]:
+        if self._staging is not None:
+            return sorted(self._staging.steps())
+        with storage.reaching("read", self._folder):
+            return sorted(self._manager.all_steps())
+
+    def _delete(self, step: int) -> None:
+        with storage.reaching("remove", self._folder / str(step)):
+            if self._staging is not None:
+                self._staging.delete(step)
+            if step in self._manager.all_steps():
+                self._manager.delete(step)
+
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, list[float]]:
-        with _as_damage():
+        with self._as_damage(step):
+            if self._staging is not None:
+                self._staging.fetch(step)
+                self._manager.reload()
             folder = self._manager.directory / str(step) / "state"
             # Orbax reports this one from many threads, with tracebacks beside the exception.
             if not (folder / "manifest.ocdbt").stat().length:
@@ -156,7 +185,7 @@ class Checkpoints:
             saved = _shapes(ocp.StandardCheckpointHandler().metadata(folder))
         self._check_fits(step, trained, self._trained, "`{}`")
         self._check_fits(step, saved, _shapes(like), "the shape of `{}`")
-        with _as_damage():
+        with self._as_damage(step):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
             return self._manager.restore(step, args=args)["state"], losses
 
@@ -166,7 +195,7 @@ class Checkpoints:
         for name in dict.fromkeys([*now, *saved]):
             if saved.get(name) != now.get(name):
                 is_now, was = now.get(name, "absent"), saved.get(name, "absent")
-                folder = self._manager.directory
+                folder = self._folder
                 raise UserError(
                     f"{folder.parent / 'config.json'} does not fit what was trained: by it "
                     f"{what.format(name)} is {is_now}, in checkpoint {folder / str(step)} {was}; "
@@ -176,26 +205,29 @@ class Checkpoints:
     def _leave_out(self, damaged: list[tuple[int, "_DamagedError"]], taken: int) -> None:
         for step, damage in damaged:
             warnings.warn(
-                f"checkpoint {self._manager.directory / str(step)} is damaged ({damage}); "
+                f"checkpoint {self._folder / str(step)} is damaged ({damage}); "
                 f"that of step {taken} is taken instead.",
                 stacklevel=3,
             )
             if self._keep is not None:
-                self._manager.delete(step)
+                self._delete(step)
+
+    @contextlib.contextmanager
+    def _as_damage(self, step: int) -> Iterator[None]:
+        try:
+            with storage.reaching("read", self._folder / str(step)):
+                yield
+        # What a missing or cut file gives, by the file; other failures are no damage.
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            is_out_of_reach = isinstance(error, OSError) and not storage.is_absence(error)
+            if storage.is_remote(self._folder) and is_out_of_reach:
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            raise _DamagedError(reason) from error
 
 
 class _DamagedError(Exception):
     """A checkpoint that cannot be read; the text says why."""
-
-
-@contextlib.contextmanager
-def _as_damage() -> Iterator[None]:
-    try:
-        yield
-    # What a missing or cut file gives, by the file; other failures are no damage.
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise _DamagedError(reason) from error
 
 
 def _shapes(tree: Any) -> dict[str, list[int]]:

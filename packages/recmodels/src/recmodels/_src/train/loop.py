@@ -27,6 +27,7 @@ from recmodels._src.evaluate import Evaluation, evaluate_params, training_counts
 from recmodels._src.recipe import Recipe
 from recmodels._src.recipes import get_recipe
 from recmodels._src.report.write import write_training_report
+from recmodels._src.storage import as_path
 from recmodels._src.train import processes
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
@@ -95,8 +96,8 @@ def train(
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     store = store if isinstance(store, SequenceStore) else SequenceStore.open(store)
     progress = progress and processes.is_first()
-    if start_from is not None and not (Path(run_dir) / "config.json").exists():
-        check_source(Path(start_from), recipe, store)
+    if start_from is not None and not (as_path(run_dir) / "config.json").exists():
+        check_source(as_path(start_from), recipe, store)
     num_categories = len(store.item_categories.names) if recipe.item_categories else 0
     placement = Placement.of_this_machine(recipe, store.num_items + 1, num_categories)
     rank, num_ranks = placement.batch_share(recipe.batch_size)
@@ -284,7 +285,7 @@ def _start(
     if checkpoints.latest_step is None:
         state = placement.initial_state(run.recipe, counts)
         if run.start_from is not None:
-            state = start_from(state, Path(run.start_from), run, store, placement)
+            state = start_from(state, as_path(run.start_from), run, store, placement)
         return state, []
     return checkpoints.restore(placement.state(run.recipe))
 
@@ -384,5 +385,5 @@ def _check_evaluable(recipe: Recipe, store: SequenceStore) -> None:
     if recipe.selection != "last" and int(recipe.selection.split("@")[1]) > store.num_items:
         raise UserError(
             f"`selection` {recipe.selection} needs more items than the {store.num_items} of "
-            f"{store.path}."
+            f"{store.location}."
         )

@@ -1,17 +1,22 @@
 """`metrics.jsonl` and TensorBoard: losses and evaluations by step, exact across interruptions."""
 
+import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from recmodels._src import storage
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
 from recmodels._src.train import processes
+
+_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
@@ -21,18 +26,26 @@ class MetricsLog:
     steps run again and are written again, so no step is lost or appears twice. Wall-clock figures
     have no place here, so that an interrupted run and an unbroken one give the same file.
 
-    Of several processes only the first one writes.
+    Of several processes only the first one writes. For a run in an object store, where nothing can
+    be appended to, it writes to a folder of this machine, and `sync` uploads the whole.
     """
 
     def __init__(self, run_dir: Path, resumed_step: int) -> None:
         self._is_writer = processes.is_first()
         if not self._is_writer:
             return
-        self._path = path = run_dir / "metrics.jsonl"
-        _truncate(path, resumed_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = run_dir / _FILE
+        self._copies = contextlib.ExitStack()
+        self._folder = run_dir
+        if storage.is_remote(run_dir):
+            copy = tempfile.TemporaryDirectory(prefix="recmodels-metrics-")
+            self._folder = Path(self._copies.enter_context(copy))
+        _write(self._folder / _FILE, _kept(run_dir, resumed_step))
+        self._file = (self._folder / _FILE).open("a", encoding="utf-8")
         # purge_step makes TensorBoard hide what an interrupted run wrote past its checkpoint.
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_step + 1)
+        board = self._folder / "tensorboard"
+        self._board = SummaryWriter(str(board), purge_step=resumed_step + 1)
+        self._upload()
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records `values` of a split ("train", "dev", "test") after `step` steps."""
@@ -58,14 +71,21 @@ class MetricsLog:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._board.flush()
+        self._upload()
 
     def close(self) -> None:
         """Writes what is pending and closes both files."""
         if not self._is_writer:
             return
-        self.sync()
-        self._file.close()
-        self._board.close()
+        with self._copies:
+            self.sync()
+            self._file.close()
+            self._board.close()
+
+    def _upload(self) -> None:
+        if storage.is_remote(self._path):
+            for file in (self._folder / _FILE, *(self._folder / "tensorboard").iterdir()):
+                storage.upload(file, self._path.parent / file.relative_to(self._folder))
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
@@ -74,7 +94,7 @@ def read_metrics(run_dir: Path) -> list[dict]:
     Raises:
         UserError: another line is no record.
     """
-    path = run_dir / "metrics.jsonl"
+    path = run_dir / _FILE
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is unfinished
@@ -121,16 +141,19 @@ def _is_record(record: Any) -> bool:
     )
 
 
-def _truncate(path: Path, last_step: int) -> None:
-    """Keeps the records up to `last_step`, without the final evaluation, which is always redone."""
-    kept = [
+def _kept(run_dir: Path, last_step: int) -> list[dict]:
+    """The records up to `last_step`, without the final evaluation, which is always redone."""
+    return [
         record
-        for record in read_metrics(path.parent)
+        for record in read_metrics(run_dir)
         if record["step"] <= last_step and record["split"] != "test"
     ]
+
+
+def _write(path: Path, records: list[dict]) -> None:
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.writelines(json.dumps(record) + "\n" for record in records)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

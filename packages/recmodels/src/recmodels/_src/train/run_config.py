@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.recipe import Recipe
+from recmodels._src.storage import absolute
 
 FORMAT, VERSION = "recmodels-run", 1
 _VERSIONED_PACKAGES = ("recmodels", "cutbce-ops", "jax", "jaxlib", "flax", "optax", "grain")
@@ -65,7 +66,7 @@ def parse_config(text: bytes, file: str) -> RunConfig:
 def store_identity(store: SequenceStore) -> dict[str, Any]:
     """What config.json records of a store."""
     identity = {
-        "path": str(store.path.absolute()),
+        "path": str(absolute(store.location)),
         "digest": store.digest,
         "num_users": store.num_users,
         "num_items": store.num_items,
@@ -93,13 +94,13 @@ def check_store(recorded: Mapping[str, Any], store: SequenceStore, run: str) -> 
             for each in (recorded, store_identity(store))
         )
         raise UserError(
-            f"{store.path} ({now}) is not the store that {run} was trained on ({was}); pass that "
-            "one."
+            f"{store.location} ({now}) is not the store that {run} was trained on ({was}); pass "
+            "that one."
         )
     for name, now in store_identity(store).items():
         if name != "path" and recorded.get(name) != now:
             raise UserError(
-                f"config.json of {run} does not fit {store.path}: `store.{name}` is "
+                f"config.json of {run} does not fit {store.location}: `store.{name}` is "
                 f"{recorded.get(name)!r} there, the store has {now!r}; put back what was there."
             )
 

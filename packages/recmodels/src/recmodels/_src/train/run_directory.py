@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from recmodels._src import storage
 from recmodels._src.atomic import atomic_file
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
@@ -65,8 +66,9 @@ class RunDirectory:
         Raises:
             UserError: `path` holds something else, or a run with another recipe or store.
         """
-        path = Path(path)
-        begins_with = None if start_from is None else str(Path(start_from).absolute())
+        path = storage.as_path(path)
+        source = None if start_from is None else storage.as_path(start_from)
+        begins_with = None if source is None else str(storage.absolute(source))
         exists = (path / "config.json").exists()
         processes.wait_for_all("the run was looked for")  # before the first process makes it
         if exists:
@@ -94,7 +96,7 @@ class RunDirectory:
             UserError: there is no run at `path`, its config.json is damaged, or it was written by
                 another version.
         """
-        path = Path(path)
+        path = storage.as_path(path)
         file = path / "config.json"
         try:
             text = file.read_bytes()
@@ -106,10 +108,13 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keeps other processes from training in this folder; a killed one leaves no lock behind.
 
+        An object store has no such lock: there nothing keeps them from it.
+
         Raises:
             UserError: another process is training here.
         """
-        if not processes.is_first():  # the first process holds the lock for all
+        # The first process holds the lock for all.
+        if not processes.is_first() or storage.is_remote(self.path):
             yield
             return
         folder = os.open(self.path, os.O_RDONLY)
@@ -156,7 +161,7 @@ class RunDirectory:
     def open_store(self, store: str | Path | SequenceStore | None) -> SequenceStore:
         """The store of this run, from `store` or else from where it was in training."""
         if store is None:
-            store = Path(self.store["path"])
+            store = storage.as_path(self.store["path"])
             if not (store / "meta.json").is_file():
                 raise UserError(
                     f"{store} is not a sequence store; if the store of {self.path} was moved, pass "

@@ -11,6 +11,7 @@ from recmodels._src.data.store import SequenceStore
 from recmodels._src.errors import UserError
 from recmodels._src.models.base import TABLES
 from recmodels._src.recipe import Recipe
+from recmodels._src.storage import local_copy
 from recmodels._src.train.placement import Placement
 from recmodels._src.train.processes import to_host
 from recmodels._src.train.run_directory import RunDirectory
@@ -79,21 +80,27 @@ def _common_rows(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarr
     items = path / "bundle" / "items.parquet"
     if not items.is_file() or not (path / "summary.json").is_file():
         raise UserError(f"{path} is no finished run to start from; finish it or choose another.")
-    old, new = (
-        pl.read_parquet(file, columns=["item_id"]).with_row_index(name, offset=1)  # 0 is padding
-        for file, name in ((items, "old"), (store.path / "items.parquet", "new"))
-    )
+    with local_copy(items) as file:
+        old = _with_rows(file, "old")
+    new = _with_rows(store.path / "items.parquet", "new")
     if old["item_id"].dtype != new["item_id"].dtype:
         raise UserError(
-            f"the item ids of {path} are {old['item_id'].dtype}, those of {store.path} "
+            f"the item ids of {path} are {old['item_id'].dtype}, those of {store.location} "
             f"{new['item_id'].dtype}."
         )
     both = old.join(new, on="item_id", how="inner")
     return both["old"].to_numpy(), both["new"].to_numpy()
 
 
+def _with_rows(items: Path, name: str) -> pl.DataFrame:
+    return pl.read_parquet(items, columns=["item_id"]).with_row_index(
+        name, offset=1
+    )  # 0 is padding
+
+
 def _common_categories(path: Path, store: SequenceStore) -> tuple[np.ndarray, np.ndarray]:
-    old_names = numbered(pl.read_parquet(path / "bundle" / "items.parquet")[COLUMN]).names
+    with local_copy(path / "bundle" / "items.parquet") as file:
+        old_names = numbered(pl.read_parquet(file)[COLUMN]).names
     old = pl.DataFrame({"name": old_names}).with_row_index("old", offset=1)  # row 0 is unused
     new = pl.DataFrame({"name": store.item_categories.names}).with_row_index("new", offset=1)
     both = old.join(new, on="name", how="inner")
