@@ -270,15 +270,15 @@ def loss_of(head, *, targets=None, **options):
     return ck.CutBinaryCrossentropy(**options)(targets, head(np.ones((2, 4), "float32")))
 
 
-@pytest.mark.parametrize("make_model", [sequential, functional_tied])
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        (lambda targets: targets[..., 0], ValueError, r"`y_true` must have shape \[.*5, L\]"),
-        (lambda targets: targets[:, 1:], ValueError, r"`y_true` must have shape \[.*5, L\]"),
-        (lambda targets: targets.astype("float32"), TypeError, "`y_true` must hold integer"),
-    ],
+WRONG_TARGETS = (
+    (lambda targets: targets[..., 0], ValueError, r"`y_true` must have shape \[.*5, L\]"),
+    (lambda targets: targets[:, 1:], ValueError, r"`y_true` must have shape \[.*5, L\]"),
+    (lambda targets: targets.astype("float32"), TypeError, "`y_true` must hold integer"),
 )
+
+
+@pytest.mark.parametrize("make_model", [sequential, functional_tied])
+@pytest.mark.parametrize(("wrong", "error", "message"), WRONG_TARGETS)
 def test_wrong_targets_leave_the_model_usable(make_model, wrong, error, message):
     histories, targets = make_data()
     model = make_model()
@@ -287,6 +287,63 @@ def test_wrong_targets_leave_the_model_usable(make_model, wrong, error, message)
     with pytest.raises(error, match=message):
         model.fit(histories, wrong(targets), verbose=0)
     np.testing.assert_array_equal(model.predict(histories, verbose=0), before)
+    assert np.isfinite(model.fit(histories, targets, verbose=0).history["loss"]).all()
+
+
+def generator(batches: list[Any]) -> Any:
+    yield from batches
+
+
+def trained_values(model: Any) -> list[np.ndarray]:
+    return [np.asarray(v.value) for v in (*model.trainable_variables, *model.optimizer.variables)]
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), WRONG_TARGETS)
+def test_wrong_targets_leave_a_trained_model_as_it_was(wrong, error, message):
+    histories, targets = make_data()
+    model = functional_tied()
+    model.compile("adam", loss=ck.CutBinaryCrossentropy())
+    model.fit(histories, targets, verbose=0)
+    model.set_weights([2 * weights for weights in model.get_weights()])
+    before = trained_values(model)
+    for method in (model.fit, model.evaluate, model.fit):
+        with pytest.raises(error, match=message):
+            method(histories, wrong(targets), verbose=0)
+        for got, want in zip(trained_values(model), before, strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert all(variable.value is not None for variable in model.variables)
+    assert np.isfinite(model.fit(histories, targets, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_a_wrong_later_batch_keeps_the_steps_before_it(steps_per_execution: int):
+    keras.utils.set_random_seed(0)
+    histories, targets = make_data()
+    models = sequential(), sequential()
+    models[1].set_weights(models[0].get_weights())
+    for model in models:
+        model.compile(
+            "adam", loss=ck.CutBinaryCrossentropy(), steps_per_execution=steps_per_execution
+        )
+    good = [(histories, targets), (histories, targets[..., :2]), (histories, targets)]
+    with pytest.raises(ValueError, match="`y_true` must have shape"):
+        models[0].fit(generator([*good, (histories, targets[..., 0])]), shuffle=False, verbose=0)
+    for batch in good:
+        models[1].train_on_batch(*batch)
+    for got, want in zip(*map(trained_values, models), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_validation_on_wrong_targets_keeps_the_training_before_it():
+    histories, targets = make_data()
+    model = sequential()
+    model.compile("adam", loss=ck.CutBinaryCrossentropy())
+    model.fit(histories, targets, verbose=0)
+    with pytest.raises(ValueError, match="`y_true` must have shape"):
+        model.fit(
+            histories, targets, validation_data=(histories, targets[..., 0]), epochs=3, verbose=0
+        )
+    assert model.optimizer.iterations == 2
     assert np.isfinite(model.fit(histories, targets, verbose=0).history["loss"]).all()
 
 

@@ -19,6 +19,7 @@ from cutbce_ops._src.binary_cross_entropy.config import (
     GradientMode,
     Precision,
 )
+from cutbce_ops._src.keras.rescue import give_back_variables
 from cutbce_ops._src.keras.scoring import Scoring, known_tables, scoring_of
 
 # In larger catalogs no list of rows is as long as the catalog: such targets are multi-hot.
@@ -34,9 +35,7 @@ class CutBinaryCrossentropy(keras.losses.Loss):
     ever exist. `y_true` is `[..., L]` integer table rows for `y_pred` `[..., D]`; rows outside
     `[0, V)` (so also -1) are padding, and a repeated row counts once. `sample_weight` is `[...]`.
 
-    Wrong targets fail before the first step of the first `fit`. Keras calls no loss ahead of a
-    later one: there they fail in the step, into which it has moved the variables, and the model is
-    lost. Load it again.
+    Wrong targets fail before a step has run, and the model keeps its values.
 
     Args:
       label_smoothing: in [0, 1], as in Keras.
@@ -94,6 +93,13 @@ class CutBinaryCrossentropy(keras.losses.Loss):
     def __call__(self, y_true: Array, y_pred: Array, sample_weight: Any = None) -> Array:
         """Returns the reduced loss; see the class for the arguments."""
         # Not Keras' own __call__: it would cast the rows to float32, which is exact to 2^24 only.
+        try:
+            return self._reduced(y_true, y_pred, sample_weight)
+        except Exception:
+            give_back_variables()
+            raise
+
+    def _reduced(self, y_true: Array, y_pred: Array, sample_weight: Any) -> Array:
         scoring = scoring_of(y_pred)
         if scoring is None:
             return self._without_table(y_true, y_pred, sample_weight)
@@ -166,8 +172,7 @@ class CutBinaryCrossentropy(keras.losses.Loss):
 
     def _without_table(self, y_true: Array, y_pred: Array, sample_weight: Any) -> Array:
         # Before the first step Keras calls a loss on stand-ins for the model's output, only to see
-        # the shape of the result. Wrong targets have to fail here: an error in the step itself
-        # leaves the model without its variables, whose values Keras has moved into the step.
+        # the shape of the result. Wrong targets fail here already, which is the clearest place.
         with keras.SymbolicScope() as scope:
             is_symbolic = scope.original_scope is not None
         if not is_symbolic:
