@@ -22,25 +22,30 @@ import recserve
 from recserve._src import approximate
 
 MAX_LENGTH = 4
+GAP_WEIGHT = 0.01
 
 
 @functools.cache
-def export_toy_encoder(max_length: int, vector_dim: int) -> bytes:
-    """Returns the serialized encoder."""
+def export_toy_encoder(max_length: int, vector_dim: int, *, reads_times: bool = False) -> bytes:
+    """Returns the serialized encoder; one that reads times adds their gaps to its first column."""
     import jax
     import jax.numpy as jnp
 
-    def encode(history_vectors: Any, history_mask: Any) -> Any:
+    def encode(history_vectors: Any, history_mask: Any, *gaps: Any) -> Any:
         weights = history_mask[..., None].astype(jnp.float32)
         total = (history_vectors * weights).sum(axis=1)[:, :-1]
         mean = total / jnp.maximum(weights.sum(axis=1), 1.0)
+        for each in gaps:
+            mean = mean.at[:, 0].add(each.sum(axis=1) * GAP_WEIGHT)
         return jnp.concatenate([mean, jnp.ones((mean.shape[0], 1), jnp.float32)], axis=1)
 
     (batch,) = jax.export.symbolic_shape("b")
-    shapes = (
+    shapes = [
         jax.ShapeDtypeStruct((batch, max_length, vector_dim), jnp.float32),
         jax.ShapeDtypeStruct((batch, max_length), jnp.bool_),
-    )
+    ]
+    if reads_times:
+        shapes.append(jax.ShapeDtypeStruct((batch, max_length), jnp.int32))
     limit = "jax_traceback_in_locations_limit"
     before = jax.config.jax_traceback_in_locations_limit
     jax.config.update(limit, 0)  # or the file would hold the paths of this checkout
@@ -51,10 +56,16 @@ def export_toy_encoder(max_length: int, vector_dim: int) -> bytes:
         jax.config.update(limit, before)
 
 
-def toy_encode(vectors: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+def toy_encode(
+    vectors: np.ndarray, rows: Sequence[int], times: Sequence[int] | None = None
+) -> np.ndarray:
     """Returns in NumPy what the toy encoder answers for a history of rows."""
     recent = vectors[list(rows)[-MAX_LENGTH:]][:, :-1]
     mean = recent.mean(axis=0) if len(recent) else np.zeros(vectors.shape[1] - 1)
+    if times is not None:
+        gaps = [-1] * MAX_LENGTH + [-1, *np.diff(times)][: len(rows)]
+        mean = mean.astype(np.float64)
+        mean[0] += GAP_WEIGHT * sum(gaps[-MAX_LENGTH:])
     return np.append(mean, 1.0).astype(np.float32)
 
 
@@ -111,8 +122,12 @@ def write_toy_bundle(
     user_ids: Sequence[Any] = (11, 12, 13),
     histories: Sequence[Sequence[int]] = ((1, 2, 3), (4, 5, 6, 7, 8, 9), ()),
     hide_seen: bool = True,
+    times: Sequence[Sequence[int]] | None = None,
 ) -> ToyBundle:
-    """Writes a bundle; by default 20 items with ids 100, 107, 114, ... and three users."""
+    """Writes a bundle; by default 20 items with ids 100, 107, 114, ... and three users.
+
+    With `times`, one sequence for each history, its encoder reads them.
+    """
     vectors = random_vectors(20, 5) if vectors is None else vectors
     num_items, vector_dim = len(vectors) - 1, vectors.shape[1]
     item_ids = [100 + 7 * i for i in range(num_items)] if item_ids is None else item_ids
@@ -131,7 +146,12 @@ def write_toy_bundle(
     lengths = np.array([0, *(len(rows) for rows in histories)], dtype=np.int64)
     np.save(path / "history_offsets.npy", np.cumsum(lengths))
     np.save(path / "history_items.npy", np.array([r for h in histories for r in h], dtype=np.int32))
-    (path / "query_encoder.stablehlo").write_bytes(export_toy_encoder(MAX_LENGTH, vector_dim))
+    reads_times = times is not None
+    if times is not None:
+        stamps = [stamp for each in times for stamp in each]
+        np.save(path / "history_times.npy", np.array(stamps, dtype=np.int64))
+    encoder = export_toy_encoder(MAX_LENGTH, vector_dim, reads_times=reads_times)
+    (path / "query_encoder.stablehlo").write_bytes(encoder)
     content = {
         "format": "cutbce-bundle",
         "version": 1,
@@ -149,6 +169,7 @@ def write_toy_bundle(
             "inputs": [
                 f"history_vectors float32[b,{MAX_LENGTH},{vector_dim}]",
                 f"history_mask bool[b,{MAX_LENGTH}]",
+                *([f"history_gaps int32[b,{MAX_LENGTH}]"] if reads_times else []),
             ],
             "output": f"float32[b,{vector_dim}]",
             "platforms": ["cpu", "tpu", "cuda"],

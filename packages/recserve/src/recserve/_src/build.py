@@ -18,7 +18,7 @@ from recserve._src.catalog import Catalog, check_contents, load_catalog
 from recserve._src.config import SearcherConfig, SearcherPlan, plan_searcher
 from recserve._src.encoder import QueryEncoder, encoding_problem
 from recserve._src.errors import UserError
-from recserve._src.header import BUNDLE, INDEX, MODEL_FILES, QUERY_ENCODER, Manifest, read_manifest
+from recserve._src.header import BUNDLE, INDEX, QUERY_ENCODER, Manifest, read_manifest
 from recserve._src.storage import (
     FileRecord,
     check_record,
@@ -90,7 +90,9 @@ def build(
         new_folder(out, overwrite=overwrite, is_replaceable=_is_index) as folder,
     ):
         progress.set_description("copy and verify the bundle")
-        files = {name: _copy(bundle, folder, name, manifest) for name in MODEL_FILES}
+        files = {
+            name: _copy(bundle, folder, name, manifest) for name in manifest.header.model_files
+        }
         progress.update()
         progress.set_description("check its contents")
         with _errors_naming(bundle, instead_of=folder):

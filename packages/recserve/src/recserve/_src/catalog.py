@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from recserve._src.errors import UserError
 from recserve._src.header import (
     HISTORY_ITEMS,
     HISTORY_OFFSETS,
+    HISTORY_TIMES,
     ITEM_EMBEDDINGS,
     ITEMS,
     USERS,
@@ -118,11 +119,19 @@ class Catalog:
     """`[num_interactions]` rows, users back to back, oldest first."""
     history_offsets: NDArray[np.int64]
     """`[num_users + 1]` bounds of each user's part of `history_items`."""
+    history_times: NDArray[np.int64] | None = None
+    """`[num_interactions]` seconds of the same; None for an encoder that reads no times."""
 
     def history(self, user: int) -> NDArray[np.int32]:
         """Returns the rows that the user at position `user` has interacted with, oldest first."""
         start, stop = self.history_offsets[user : user + 2]
         return self.history_items[start:stop]
+
+    def times(self, users: Iterable[int]) -> list[NDArray[np.int64]] | None:
+        """Returns the seconds of the histories of users, or None for an encoder without times."""
+        if self.history_times is None:
+            return None
+        return [self.history_times[slice(*self.history_offsets[u : u + 2])] for u in users]
 
 
 def load_catalog(folder: Path, header: Header) -> Catalog:
@@ -142,6 +151,10 @@ def load_catalog(folder: Path, header: Header) -> Catalog:
     _check_equal(folder / HISTORY_OFFSETS, "length", len(offsets), len(user_ids) + 1)
     history = _load_array(folder / HISTORY_ITEMS, np.int32, 1)
     _check_equal(folder / HISTORY_ITEMS, "length", len(history), int(offsets[-1]))
+    times = None
+    if header.reads_times:
+        times = _load_array(folder / HISTORY_TIMES, np.int64, 1)
+        _check_equal(folder / HISTORY_TIMES, "length", len(times), len(history))
     return Catalog(
         header=header,
         item_vectors=vectors,
@@ -149,6 +162,7 @@ def load_catalog(folder: Path, header: Header) -> Catalog:
         users=IdMap(user_ids, header.user_id_type, "user id"),
         history_items=history,
         history_offsets=offsets,
+        history_times=times,
     )
 
 
@@ -156,8 +170,8 @@ def check_contents(catalog: Catalog, folder: Path) -> None:
     """Reads every value once and checks it; the slow part, done when an index folder is built.
 
     Raises:
-      UserError: a vector is not finite, the padding row is not zero, an id occurs twice, offsets
-        decrease, or a history holds a row that the catalog does not have.
+      UserError: a vector is not finite, the padding row is not zero, an id occurs twice, offsets or
+        times decrease, or a history holds a row that the catalog does not have.
     """
     vectors = catalog.item_vectors
     for start in range(0, len(vectors), _BLOCK_ROWS):
@@ -182,6 +196,10 @@ def check_contents(catalog: Catalog, folder: Path) -> None:
             f"{folder / HISTORY_ITEMS} must hold rows 1 to {catalog.header.num_items:,}; "
             f"got {history.min()} to {history.max()}"
         )
+    if catalog.history_times is not None:
+        earlier = np.flatnonzero(catalog.history_times[1:] < catalog.history_times[:-1]) + 1
+        if not np.isin(earlier, offsets).all():  # only where a user ends
+            raise UserError(f"{folder / HISTORY_TIMES} must never decrease within a user's history")
 
 
 def _load_array(path: Path, dtype: type[np.generic], ndim: int) -> NDArray[Any]:

@@ -30,6 +30,7 @@ _QUERY_EXAMPLES = """examples:
   recserve query my-index --history 3182,77,1204
   recserve query my-index --history=-7,12        # = where the first id starts with a minus sign
   recserve query my-index --history ""           # nothing known about the user
+  recserve query my-index --history 3182,77 --times 1714032000,1714035600   # trained with time gaps
   recserve query my-index --user 42 -k 20 --include-seen --json
   recserve query my-index --vector query.npy
 
@@ -146,6 +147,11 @@ def _add_query(parser: argparse.ArgumentParser) -> None:
     query.add_argument("--history", metavar="ID,ID,...", help="item ids, oldest first")
     query.add_argument("--user", metavar="ID", help="user of the training data")
     query.add_argument("--vector", metavar="FILE.npy", help="float32 query vector [Dq] or [1, Dq]")
+    parser.add_argument(
+        "--times",
+        metavar="S,S,...",
+        help="seconds of the events of --history, for a model trained with time gaps",
+    )
     parser.add_argument("-k", type=int, default=8, metavar="K", help="items wanted (default 8)")
     seen = parser.add_mutually_exclusive_group()
     seen.add_argument(
@@ -203,6 +209,8 @@ def _run_query(options: Any) -> None:
         raise UserError(
             "--exclude-seen and --include-seen need a history; with --vector leave them out"
         )
+    if options.times is not None and options.history is None:
+        raise UserError("--times goes with --history; leave it out")
     recommender = Recommender.open(options.index)
     result = _query(recommender, options)
     if result.num_unknown:
@@ -229,7 +237,17 @@ def _query(recommender: Recommender, options: Any) -> Recommendation:
         return recommender.recommend_user(user_id, options.k, exclude_seen=options.exclude_seen)
     texts = options.history.split(",") if options.history.strip() else []
     history = [recommender.catalog.items.parse(text.strip()) for text in texts]
-    return recommender.recommend(history, options.k, exclude_seen=options.exclude_seen)
+    times = None if options.times is None else _read_times(options.times)
+    return recommender.recommend(history, options.k, times=times, exclude_seen=options.exclude_seen)
+
+
+def _read_times(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise UserError(
+            f"--times must be whole seconds separated by commas; got {text!r}"
+        ) from None
 
 
 def _read_vector(name: str) -> Any:

@@ -18,9 +18,10 @@ ITEMS = "items.parquet"
 USERS = "users.parquet"
 HISTORY_ITEMS = "history_items.npy"
 HISTORY_OFFSETS = "history_offsets.npy"
+HISTORY_TIMES = "history_times.npy"
 QUERY_ENCODER = "query_encoder.stablehlo"
-MODEL_FILES = (ITEM_EMBEDDINGS, ITEMS, USERS, HISTORY_ITEMS, HISTORY_OFFSETS, QUERY_ENCODER)
-"""The files that a bundle and an index folder both have."""
+_MODEL_FILES = (ITEM_EMBEDDINGS, ITEMS, USERS, HISTORY_ITEMS, HISTORY_OFFSETS, QUERY_ENCODER)
+_GAPS_INPUT = "history_gaps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,19 @@ class Header:
     encoder: dict[str, Any]
     """File, inputs, output and platforms of the query encoder."""
 
+    @property
+    def reads_times(self) -> bool:
+        """Whether the encoder reads the seconds between the events of a history, too."""
+        inputs = self.encoder.get("inputs")
+        return isinstance(inputs, list) and any(
+            isinstance(each, str) and each.split()[:1] == [_GAPS_INPUT] for each in inputs
+        )
+
+    @property
+    def model_files(self) -> tuple[str, ...]:
+        """The files that the bundle and the index folder of this model both have."""
+        return (*_MODEL_FILES, HISTORY_TIMES) if self.reads_times else _MODEL_FILES
+
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
@@ -111,7 +125,7 @@ def read_manifest(folder: Path, kind: Format) -> Manifest:
                 f"{kind.remedy}"
             )
     header = _parse_header(raw, path)
-    return Manifest(path, header, _parse_files(raw, path), raw)
+    return Manifest(path, header, _parse_files(raw, path, header), raw)
 
 
 def _read_json(path: Path, kind: Format) -> dict[str, Any]:
@@ -167,7 +181,7 @@ def _parse_header(raw: dict[str, Any], path: Path) -> Header:
     return header
 
 
-def _parse_files(raw: dict[str, Any], path: Path) -> dict[str, FileRecord]:
+def _parse_files(raw: dict[str, Any], path: Path, header: Header) -> dict[str, FileRecord]:
     listed = raw.get("files")
     if not isinstance(listed, dict):
         raise UserError(f"{path}: field 'files' must list the files; got {listed!r}")
@@ -181,7 +195,7 @@ def _parse_files(raw: dict[str, Any], path: Path) -> dict[str, FileRecord]:
                 records[name] = FileRecord(num_bytes, sha256)
             case _:
                 raise UserError(f"{path}: entry of {name!r} needs 'bytes' and 'sha256'")
-    missing = [name for name in MODEL_FILES if name not in records]
+    missing = [name for name in header.model_files if name not in records]
     if missing:
         raise UserError(f"{path} lists no {missing[0]}; write the folder again")
     return records

@@ -108,7 +108,8 @@ def _draw(
         return "random item vectors", queries, [np.empty(0, np.int32)] * len(rows)
     chosen = rng.choice(users, min(num_queries, len(users)), replace=False)
     histories = [catalog.history(user) for user in chosen]
-    queries, hidden = recommender.encode_rows(histories, exclude_seen=None)
+    times = catalog.times(chosen)
+    queries, hidden = recommender.encode_rows(histories, times, exclude_seen=None)
     return "user histories", queries, hidden
 
 

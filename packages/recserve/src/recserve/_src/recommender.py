@@ -103,7 +103,12 @@ class Recommender:
         return "scann" if isinstance(self._searcher, ScannSearcher) else "exact"
 
     def recommend(
-        self, history: Sequence[Any], k: int = 8, *, exclude_seen: bool | None = None
+        self,
+        history: Sequence[Any],
+        k: int = 8,
+        *,
+        times: Sequence[int] | None = None,
+        exclude_seen: bool | None = None,
     ) -> Recommendation:
         """Returns the `k` best items for a user with this history.
 
@@ -112,15 +117,24 @@ class Recommender:
             skipped and counted. With no known id left, the answer is what the model gives a user
             of whom it knows nothing.
           k: items wanted; fewer come back only when hiding leaves fewer.
+          times: when each event of the history was, in whole seconds and never decreasing, for a
+            model that was trained with time gaps (`header.reads_times`).
           exclude_seen: hide the items of the history; None means as the model was evaluated.
 
         Raises:
-          UserError: `k` is below 1 or above the catalog, or an id is of the wrong type.
+          UserError: `k` is below 1 or above the catalog, an id is of the wrong type, `times` do not
+            go with the history, or the model needs them or knows none.
         """
-        return self.recommend_batch([history], k, exclude_seen=exclude_seen)[0]
+        given = None if times is None else [times]
+        return self.recommend_batch([history], k, times=given, exclude_seen=exclude_seen)[0]
 
     def recommend_batch(
-        self, histories: Sequence[Sequence[Any]], k: int = 8, *, exclude_seen: bool | None = None
+        self,
+        histories: Sequence[Sequence[Any]],
+        k: int = 8,
+        *,
+        times: Sequence[Sequence[int]] | None = None,
+        exclude_seen: bool | None = None,
     ) -> list[Recommendation]:
         """Returns the `k` best items for every history, faster than `recommend` one by one.
 
@@ -131,6 +145,7 @@ class Recommender:
         Args:
           histories: one sequence of item ids per user.
           k: as in `recommend`.
+          times: as in `recommend`, one sequence per user.
           exclude_seen: as in `recommend`.
 
         Raises:
@@ -140,7 +155,11 @@ class Recommender:
         found = [self._catalog.items.positions(history) for history in histories]
         rows = [positions[positions >= 0] + _FIRST_ROW for positions in found]
         num_unknown = [int(np.sum(positions < 0)) for positions in found]
-        return self._recommend_rows(rows, num_unknown, k, exclude_seen)
+        known_times = None
+        if times is not None:
+            checked = _checked_times(times, histories)
+            known_times = [t[p >= 0] for t, p in zip(checked, found, strict=True)]
+        return self._recommend_rows(rows, known_times, num_unknown, k, exclude_seen)
 
     def recommend_user(
         self, user_id: int | str, k: int = 8, *, exclude_seen: bool | None = None
@@ -156,8 +175,9 @@ class Recommender:
           UserError: the user is unknown, or as in `recommend`.
         """
         self.check_k(k)
-        history = self._catalog.history(self.user_position(user_id))
-        return self._recommend_rows([history], [0], k, exclude_seen)[0]
+        user = self.user_position(user_id)
+        history, times = self._catalog.history(user), self._catalog.times([user])
+        return self._recommend_rows([history], times, [0], k, exclude_seen)[0]
 
     def search(
         self,
@@ -204,12 +224,17 @@ class Recommender:
         return position
 
     def encode_rows(
-        self, histories: Sequence[NDArray[np.integer[Any]]], *, exclude_seen: bool | None
+        self,
+        histories: Sequence[NDArray[np.integer[Any]]],
+        times: Sequence[NDArray[np.int64]] | None,
+        *,
+        exclude_seen: bool | None,
     ) -> tuple[NDArray[np.float32], list[NDArray[np.int32]]]:
         """Returns `[Q, Dq]` query vectors and, per query, the rows that the searcher shall hide.
 
         Args:
           histories: rows of the item table, oldest first.
+          times: as in `QueryEncoder.encode`.
           exclude_seen: as in `recommend`.
 
         Raises:
@@ -217,16 +242,17 @@ class Recommender:
         """
         hide = self.header.hide_seen if exclude_seen is None else exclude_seen
         hidden = [_distinct(history) if hide else _NOTHING for history in histories]
-        return self._encoder.encode(histories), hidden
+        return self._encoder.encode(histories, times), hidden
 
     def _recommend_rows(
         self,
         histories: Sequence[NDArray[np.integer[Any]]],
+        times: Sequence[NDArray[np.int64]] | None,
         num_unknown: Sequence[int],
         k: int,
         exclude_seen: bool | None,
     ) -> list[Recommendation]:
-        queries, hidden = self.encode_rows(histories, exclude_seen=exclude_seen)
+        queries, hidden = self.encode_rows(histories, times, exclude_seen=exclude_seen)
         neighbors = self._searcher.search(queries, k, hidden)
         return [
             self._answer(each, unknown)
@@ -257,6 +283,31 @@ class Recommender:
             )
         if not np.isfinite(vectors).all():
             raise UserError("query vectors must be finite; got NaN or infinity")
+
+
+def _checked_times(
+    times: Sequence[Sequence[int]], histories: Sequence[Sequence[Any]]
+) -> list[NDArray[np.int64]]:
+    """Returns the times of every history as an array."""
+    if len(times) != len(histories):
+        raise UserError(
+            f"`times` must hold one sequence per history, {len(histories)}; got {len(times)}"
+        )
+    arrays = []
+    for each, history in zip(times, histories, strict=True):
+        array = np.asarray(each)
+        if array.size == 0:  # of no type of its own
+            array = array.astype(np.int64)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.signedinteger):
+            raise UserError(f"`times` must be whole seconds; got {each!r}")
+        if len(array) != len(history):
+            raise UserError(
+                f"`times` must be one for each item of a history, {len(history)}; got {len(array)}"
+            )
+        if np.any(array[1:] < array[:-1]):
+            raise UserError("`times` must never decrease: a history is given oldest first")
+        arrays.append(array.astype(np.int64))
+    return arrays
 
 
 def _distinct(rows: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
