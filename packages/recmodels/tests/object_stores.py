@@ -5,11 +5,14 @@ of S3, as far as the tests go: preconditions, ranges, listings, and uploads in o
 requests. An object appears at the end of its upload, whole.
 """
 
+import atexit
 import functools
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,7 +39,7 @@ class ObjectStores(ThreadingHTTPServer):
         self.uploads: list[tuple[str, bytearray]] = []  # name and what has come so far
         self.read_only: set[str] = set()  # buckets that nobody may write to
         self.forbidden: set[str] = set()  # buckets that nobody may look at
-        self.on_write = lambda name: None  # called with the name of every object before it is made
+        self.on_write: Callable[[str], None] = _nothing  # gets every name before it is made
         self.num_made = 0
 
     def add_bucket(self, name: str) -> dict[str, tuple[int, bytes]]:
@@ -55,6 +58,10 @@ class ObjectStores(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def _nothing(name: str) -> None:
+    pass
+
+
 @functools.cache
 def object_stores() -> ObjectStores:
     """Starts the stores once for the process, and turns its clients to them."""
@@ -65,6 +72,7 @@ def object_stores() -> ObjectStores:
         "STORAGE_EMULATOR_HOST": address,  # gcsfs and google-cloud-storage
         "TENSORSTORE_GCS_HTTP_URL": address,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # TensorStore looks for no other
+        "FSSPEC_GS_TOKEN": "anon",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # which speaks another protocol
         "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": "somebody",
@@ -72,7 +80,10 @@ def object_stores() -> ObjectStores:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
     }
-    fsspec.config.conf.setdefault("gs", {})["token"] = "anon"
+    cache = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    os.environ["RECMODELS_CACHE"] = cache
+    fsspec.config.set_conf_env(fsspec.config.conf)  # which has read the environment already
     return server
 
 

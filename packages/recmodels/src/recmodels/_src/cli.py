@@ -20,6 +20,7 @@ from recmodels._src.recipe_facts import list_recipes
 from recmodels._src.recipes import RECIPES, get_recipe
 from recmodels._src.recommend import check_k, recommend
 from recmodels._src.report.write import write_report
+from recmodels._src.storage import is_failure
 from recmodels._src.train.loop import train
 from recmodels._src.train.processes import is_first, join_processes
 from recmodels._src.train.run_directory import installed_version
@@ -59,12 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has seen enough; Python's own flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _EXIT_FAILURE
-    except (TrainingDivergedError, CompilerFailedError, OSError) as error:
+    except (TrainingDivergedError, CompilerFailedError) as error:
         return _fail(error, _EXIT_FAILURE)
     except TrainingInterruptedError as error:
         return _fail(error, _EXIT_SAVED)
     except KeyboardInterrupt:
         return _fail("interrupted", _EXIT_INTERRUPTED)
+    except Exception as error:
+        if not is_failure(error):
+            raise
+        return _fail(error, _EXIT_FAILURE)
 
 
 def _fail(error: BaseException | str, status: int) -> int:
