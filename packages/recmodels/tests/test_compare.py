@@ -1,8 +1,10 @@
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
+import polars as pl
 import pytest
 from train_cases import finished_run, small_recipe
 
@@ -23,11 +25,22 @@ def runs(tmp_path_factory):
 
 def _with_config(run, path, section, **changes):
     """A copy of the run whose config.json says something else."""
-    shutil.copytree(run, path)
+    shutil.copytree(run, path, ignore=shutil.ignore_patterns("ranks"))
     config = json.loads((path / "config.json").read_text())
     config[section] |= changes
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def _replaced(name, value):
+    """Puts another value into the first place of a column of lists."""
+
+    def damage(table):
+        values = table[name].to_numpy().copy()
+        values[0, 0] = value
+        return table.with_columns(pl.Series(name, values))
+
+    return damage
 
 
 def test_a_run_equals_itself(runs):
@@ -84,8 +97,40 @@ def test_kept_ranks_are_used_for_the_same_checkpoint_only(runs, tmp_path, monkey
     assert compare(run, run, hide_seen=True, progress=False).metrics != before.metrics
     content = kept.read_bytes()
     kept.write_bytes(content[: len(content) // 2])
-    compare(run, run, hide_seen=True, progress=False)
+    with pytest.warns(
+        UserWarning, match=r"test-hidden\.parquet is damaged .*; it is measured again"
+    ):
+        compare(run, run, hide_seen=True, progress=False)
     assert kept.read_bytes() == content != (tmp_path / "kept").read_bytes()
+
+
+DAMAGED_RANKS = {
+    "cut": (lambda table: table.head(7), "it is not of the 54 users that are evaluated"),
+    "other users": (lambda table: table.with_columns(pl.col("user") + 1), "it is not of the 54"),
+    "no ranks": (lambda table: table.drop("ranks"), "ranks"),
+    "words": (lambda table: table.with_columns(ranks=pl.lit("x")), "not integers [54, 8]"),
+    "narrow": (
+        lambda table: table.with_columns(pl.col("ranks").reshape((-1, 8)).arr.head(3)),
+        "not integers [54, 8]",
+    ),
+    "rank outside": (_replaced("ranks", 41), "ranks are not all between -1 and 40"),
+    "target outside": (_replaced("targets", -7), "targets are not all between -1 and 40"),
+    "target without rank": (_replaced("ranks", -1), "not every target has a rank"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_RANKS)
+def test_damaged_ranks_are_measured_again(runs, tmp_path, name):
+    run, (damage, message) = tmp_path / "run", DAMAGED_RANKS[name]
+    shutil.copytree(runs / "long", run)
+    before = compare(run, run, progress=False)
+    file = run / "ranks" / "test-shown.parquet"
+    metadata, table = pl.read_parquet_metadata(file), pl.read_parquet(file)
+    identity = {"recmodels": metadata["recmodels"]}
+    damage(table).write_parquet(file, metadata=identity)
+    with pytest.warns(UserWarning, match=rf"test-shown\.parquet is damaged .*{re.escape(message)}"):
+        assert compare(run, run, progress=False) == before
+    assert pl.read_parquet(file).equals(table)
 
 
 def test_runs_that_cannot_be_compared(runs, tmp_path):

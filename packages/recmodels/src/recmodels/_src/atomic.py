@@ -37,6 +37,8 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     blocker = next((p for p in path.absolute().parents if p.exists()), None)
     if blocker is not None and not blocker.is_dir():
         raise UserError(f"{path} cannot be written: {blocker} is a file, not a folder")
+    if blocker is not None and not os.access(blocker, os.W_OK | os.X_OK):
+        raise UserError(f"{path} cannot be written: {blocker} does not let you write into it")
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

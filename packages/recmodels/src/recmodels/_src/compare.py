@@ -112,7 +112,6 @@ def compare(
     ks = checked_ks(ks, opened.num_items)
     request = Request(part=part, hide_seen=hide_seen, ks=ks, baselines="none", progress=progress)
     ranks_a, ranks_b = (_ranks(run, opened, request) for run in runs)
-    assert np.array_equal(ranks_a.user, ranks_b.user)
     recipe = runs[0].recipe
     strata = metrics.popularity_strata(training_counts(opened, recipe))
     return Comparison(
@@ -192,8 +191,15 @@ def _common_hide_seen(a: RunDirectory, b: RunDirectory) -> bool:
 def _ranks(run: RunDirectory, store: SequenceStore, request: Request) -> UserRanks:
     state = run.restore()
     path = ranks_path(run.path, request.part, request.hide_seen)
-    kept = read_ranks(path, ranks_identity(state.result, store)) if path.exists() else None
-    return measure_run(run, state, store, request).ranks if kept is None else kept
+    kept = None
+    if path.exists():
+        split = Split(run.recipe.protocol, run.recipe.num_targets)
+        users = np.flatnonzero(split.is_evaluated(store.lengths))
+        identity = ranks_identity(state.result, store)
+        kept = read_ranks(path, identity, users, split.num_evaluation_targets, store.num_items)
+    found = measure_run(run, state, store, request).ranks if kept is None else kept
+    order = np.argsort(found.user)  # so that both runs have the same user at the same place
+    return UserRanks(found.user[order], found.targets[order], found.ranks[order])
 
 
 def _user_metrics(

@@ -10,7 +10,7 @@ import polars as pl
 from tqdm import tqdm
 
 from recmodels._src import metrics
-from recmodels._src.atomic import atomic_file
+from recmodels._src.atomic import atomic_file, check_output
 from recmodels._src.data.pipeline import history_batches
 from recmodels._src.data.splits import PAD_TARGET
 from recmodels._src.data.store import SequenceStore
@@ -70,16 +70,18 @@ def recommend(
         The place of the file, and some of its content.
 
     Raises:
-        UserError: `k` is not positive, there is no run or checkpoint, or it is another store.
+        UserError: `k` is not positive, there is no run or checkpoint, it is another store, or the
+            folder of the run cannot be written to.
         TrainingDivergedError: parameters or scores of the model are not finite.
     """
     check_k(k)
     run = RunDirectory.open(run_dir)
     store = run.open_store(store)
     hide_seen = run.recipe.hide_seen if hide_seen is None else hide_seen
+    path = run.path / _FILE
+    check_output(path, overwrite=True)  # before the long work
     rows = _best_rows(run, store, min(k, store.num_items), hide_seen, progress)
     item_ids, user_ids = _raw_ids(store, "items", "item_id"), _raw_ids(store, "users", "user_id")
-    path = run.path / _FILE
     with atomic_file(path, overwrite=True) as temporary, temporary.open("wb") as file:
         for start in range(0, store.num_users, _USERS_PER_PIECE):
             piece = rows[start : start + _USERS_PER_PIECE]

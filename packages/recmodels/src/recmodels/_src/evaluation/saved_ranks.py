@@ -82,18 +82,45 @@ def save_ranks(
         warnings.warn(f"ranks are not kept: {error}", stacklevel=2)
 
 
-def read_ranks(path: Path, identity: dict[str, Any]) -> UserRanks | None:
+def read_ranks(
+    path: Path, identity: dict[str, Any], users: np.ndarray, num_targets: int, num_items: int
+) -> UserRanks | None:
     """Ranks of exactly this model on this store; None if there are none, or only of another.
+
+    None is also what a damaged file gives, after a warning: the ranks can be measured again.
 
     Args:
         path: result of `ranks_path`.
         identity: result of `ranks_identity`.
+        users: `[U]` int64 numbers of the users that are evaluated, ascending.
+        num_targets: L, held-out items of each.
+        num_items: size of the catalog.
     """
     try:
         with local_copy(path) as file:
             if pl.read_parquet_metadata(file).get(_KEY) != json.dumps(identity):
                 return None
             table = pl.read_parquet(file)
-        return UserRanks(*(table[name].to_numpy() for name in ("user", "targets", "ranks")))
-    except (OSError, pl.exceptions.PolarsError):
-        return None  # a damaged copy is made again
+        found = UserRanks(*(table[name].to_numpy() for name in ("user", "targets", "ranks")))
+        reason = _misfit(found, users, (len(users), num_targets), num_items)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+    if reason is None:
+        return found
+    warnings.warn(f"{path} is damaged ({reason}); it is measured again.", stacklevel=4)
+    return None
+
+
+def _misfit(
+    found: UserRanks, users: np.ndarray, shape: tuple[int, int], num_items: int
+) -> str | None:
+    if not np.array_equal(np.sort(found.user), users):
+        return f"it is not of the {len(users)} users that are evaluated"
+    for name, values in {"targets": found.targets, "ranks": found.ranks}.items():
+        if values.shape != shape or not np.issubdtype(values.dtype, np.integer):
+            return f"{name} are {values.dtype}{list(values.shape)}, not integers {list(shape)}"
+        if values.size and not (values.min() >= -1 and values.max() <= num_items):
+            return f"{name} are not all between -1 and {num_items}"
+    if not np.array_equal(found.targets < 0, found.ranks < 0):
+        return "not every target has a rank"
+    return None
