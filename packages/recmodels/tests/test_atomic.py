@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recmodels._src.atomic import atomic_file, atomic_folder
+from recmodels._src.atomic import atomic_file, atomic_folder, check_output
 from recmodels._src.errors import UserError
 
 
@@ -120,3 +120,10 @@ def test_a_full_disk_names_the_output(tmp_path, kind, error):
     with pytest.raises(OSError, match=message), kind(tmp_path / "out"):
         raise error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, monkeypatch):
+    # Asking the system would not do: the tests may run as a user who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UserError, match=f"cannot be written: {tmp_path} does not let you write"):
+        check_output(tmp_path / "new" / "out", overwrite=True)

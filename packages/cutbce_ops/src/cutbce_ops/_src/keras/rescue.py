@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.core import Tracer
 
 
 def give_back_variables() -> None:
@@ -32,7 +33,7 @@ def _usable(state: Any) -> list[list[jax.Array]] | None:
     """The state, if it is one, with values that are there (not traced, not donated)."""
     leaves = jax.tree.leaves(state)
     is_usable = isinstance(state, tuple) and leaves and all(
-        isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
         and not leaf.is_deleted()
         for leaf in leaves
     )  # fmt: skip

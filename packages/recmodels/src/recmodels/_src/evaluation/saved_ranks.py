@@ -96,6 +96,7 @@ def read_ranks(
         num_targets: L, held-out items of each.
         num_items: size of the catalog.
     """
+    found = None
     try:
         with local_copy(path) as file:
             if pl.read_parquet_metadata(file).get(_KEY) != json.dumps(identity):
@@ -105,7 +106,7 @@ def read_ranks(
         reason = _misfit(found, users, (len(users), num_targets), num_items)
     except (OSError, pl.exceptions.PolarsError) as error:
         reason = str(error).splitlines()[0]
-    if reason is None:
+    if found is not None and reason is None:
         return found
     warnings.warn(f"{path} is damaged ({reason}); it is measured again.", stacklevel=4)
     return None

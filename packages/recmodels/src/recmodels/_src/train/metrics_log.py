@@ -125,7 +125,7 @@ def _parse(line: bytes, number: int, path: Path) -> dict:
         record = json.loads(line)
     except ValueError:
         record = None
-    if _is_record(record):
+    if record is not None and _is_record(record):
         return record
     raise UserError(f"line {number} of {path} is damaged; remove that line to go on without it.")
 
