@@ -28,14 +28,14 @@ def chain_store(path: Path, *, num_users: int = 60, seed: int = 0) -> SequenceSt
     return tiny_store(path, sequences)
 
 
-def category_store(path: Path) -> SequenceStore:
+def category_store(path: Path | str) -> SequenceStore:
     """The same walks with times, and up to two of five categories for most items."""
-    chains = chain_store(path)
+    chains = chain_store(Path(path))
     sequences = [chains.sequence(user) for user in range(chains.num_users)]
     rng = np.random.default_rng(1)
     times = [np.cumsum(rng.integers(0, 100_000, len(each))) for each in sequences]
     categories = [[f"c{row % 5}", f"c{row % 3}"][: row % 4] for row in range(1, NUM_ITEMS + 1)]
-    return tiny_store(path, sequences, times=times, categories=categories)
+    return tiny_store(Path(path), sequences, times=times, categories=categories)
 
 
 def small_recipe(**values: object) -> Recipe:
