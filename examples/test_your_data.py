@@ -84,6 +84,14 @@ def test_next_file_keeps_the_rows(shown):
     assert new.item_ids().tolist() == [*old.item_ids().tolist(), "a new one"]
 
 
+def test_departments(shown):
+    folder, _ = shown
+    pairs = [f"{_product(number)},department {number % 5}" for number in range(NUM_PRODUCTS)]
+    text = "\n".join(["product,department", *pairs, ""])
+    (folder / "products.csv").write_text(text, encoding="utf-8")
+    assert "categories      5; 0 items have none" in _run(_blocks("sh")[2].strip(), folder)
+
+
 def test_describe_as_the_page_says(shown):
     folder, _ = shown
     (command,) = set(re.findall(r"`(recmodels describe store)`", PAGE.read_text(encoding="utf-8")))
