@@ -29,7 +29,7 @@ _CLIENTS = {"gs": "gcsfs", "s3": "s3fs"}  # module by scheme
 _EXTRAS = {"gs": "gcs", "s3": "s3"}
 # What these packages raise, beside `OSError`, is about the store and not about our code.
 _CLIENT_PACKAGES = {"aiohttp", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs"}
-# The kernel of the checkpoints, TensorStore, raises `ValueError` with one of these first.
+# TensorStore, which writes the arrays of checkpoints, raises `ValueError` with one of these first.
 _STATUS = re.compile(
     r"(ABORTED|DEADLINE_EXCEEDED|INTERNAL|NOT_FOUND|PERMISSION_DENIED|RESOURCE_EXHAUSTED"
     r"|UNAUTHENTICATED|UNAVAILABLE): "
@@ -98,7 +98,9 @@ def failure_text(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if is_absence(error):
         return f"no such bucket or object: {lines[0]}"
-    return " ".join(lines)[:300]
+    text = " ".join(lines)
+    # What TensorStore adds in brackets is long, and only of use to its authors.
+    return text.partition(" [")[0] if _STATUS.match(text) else text[:300]
 
 
 def upload(local: Path, path: Path) -> None:

@@ -138,7 +138,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._manager.close()
+            with writing(self._folder):
+                self._manager.close()
             if self._staging is not None:
                 self._staging.close()
 

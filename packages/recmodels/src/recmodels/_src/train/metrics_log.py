@@ -67,10 +67,7 @@ class MetricsLog:
         """Puts all records on disk; call it before the checkpoint that covers them is written."""
         if not self._is_writer:
             return
-        with writing(self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._board.flush()
+        self._flush()
         self._upload()
 
     def close(self) -> None:
@@ -78,9 +75,16 @@ class MetricsLog:
         if not self._is_writer:
             return
         with self._copies:
-            self.sync()
+            self._flush()
             self._file.close()
             self._board.close()
+            self._upload()
+
+    def _flush(self) -> None:
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._board.flush()
 
     def _upload(self) -> None:
         if storage.is_remote(self._path):
