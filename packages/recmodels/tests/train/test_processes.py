@@ -1,5 +1,6 @@
 """Two processes of two devices each, joined by `jax.distributed`, train what one process does."""
 
+import io
 import os
 import shutil
 import socket
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from object_stores import object_stores
 from train_cases import chain_store
 
+from recmodels._src.storage import as_path, upload_folder
 from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.run_directory import RunDirectory
 
@@ -65,7 +68,8 @@ def _assert_alike(run_dir, expected):
     for one, other in zip(got, want, strict=True):
         if one["split"] == "train":
             np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-5)
-    vectors = [np.load(run / "bundle" / "item_embeddings.npy") for run in (run_dir, expected)]
+    files = [run / "bundle" / "item_embeddings.npy" for run in (run_dir, expected)]
+    vectors = [np.load(io.BytesIO(file.read_bytes())) for file in files]
     np.testing.assert_allclose(*vectors, rtol=2e-3, atol=2e-4)
 
 
@@ -84,4 +88,13 @@ def test_processes_along_the_model_axis_resume_from_a_checkpoint(runs):
     run = RunDirectory(run_dir, with_model_axis, RunDirectory.open(runs / "together").store, 1024)
     run.write_json("config.json", run._config())
     _train_together(runs / "store", run_dir, "data=1,model=4")
+    _assert_alike(run_dir, runs / "alone")
+
+
+@pytest.mark.slow
+def test_two_processes_write_to_an_object_store(runs):
+    object_stores().add_bucket("together")
+    store, run_dir = as_path("gs://together/store"), as_path("gs://together/run")
+    upload_folder(runs / "store", store, "meta.json")
+    _train_together(store, run_dir, "data=4")
     _assert_alike(run_dir, runs / "alone")
