@@ -15,7 +15,7 @@ from jax import Array
 from cutbce_ops._src.binary_cross_entropy.config import SweepConfig
 from cutbce_ops._src.binary_cross_entropy.pointwise import sigmoid
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep, Wanted
-from cutbce_ops._src.binary_cross_entropy.tile_loop import combined, masked, strips, sweep_tiles
+from cutbce_ops._src.binary_cross_entropy.tile_loop import masked, sweep_tiles, total_of_rows
 
 
 def dense_sweep(
@@ -74,24 +74,27 @@ def _negatives(
 
 def _total(values: Array) -> Array:
     """`[t]`, sum over the rows of `[v, t]`."""
-    # int32 stays int32 under `jax_enable_x64`.
-    return combined(functools.reduce(jnp.add, strips(values))).sum(axis=0, dtype=values.dtype)
+    return total_of_rows(partial(functools.reduce, jnp.add), values)
 
 
 def _softplus_total(logits: Array, probabilities: Array) -> Array:
-    """`[t]`, sum over the rows of log(1 + e^x), with one pair of logarithms for several logits.
+    """`[t]`, sum over the rows of log(1 + e^x), with one pair of logarithms for many logits.
 
-    Where m = min(p, 1 - p), log(1 + e^x) = max(x, 0) - log(1 - m). Of a few logits the product of
+    Where m = min(p, 1 - p), log(1 + e^x) = max(x, 0) - log(1 - m). Of some logits the product of
     the 1 - m is kept, and apart from it what it lacks to 1: either is relatively exact, so that
     the logarithm is where it is tiny. Rows outside the catalog, x = p = 0, add nothing.
     """
+    return total_of_rows(_softplus_of_strips, logits, probabilities)
+
+
+def _softplus_of_strips(logits: list[Array], probabilities: list[Array]) -> Array:
     positive, kept, lost = 0.0, 1.0, 0.0
-    for x, p in zip(strips(logits), strips(probabilities), strict=True):
+    for x, p in zip(logits, probabilities, strict=True):
         step = jnp.minimum(p, 1 - p) * kept
         kept, lost = kept - step, lost + step
         positive = positive + jnp.maximum(x, 0)
     logarithm = jnp.where(lost < 0.5, jnp.log1p(-lost), jnp.log(kept))
-    return combined(positive - logarithm).sum(axis=0)
+    return positive - logarithm
 
 
 def _num_above(logits: Array, in_catalog: Array | None, thresholds: tuple[float, ...]) -> Array:

@@ -9,6 +9,7 @@ then contracts the first axis of a tile, which on a CPU takes twice the time and
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,9 @@ from cutbce_ops._src.binary_cross_entropy.products import (
 )
 from cutbce_ops._src.binary_cross_entropy.sweep import Sweep
 
-MAX_STRIPS = 8
+# Logits whose logarithm is taken together. Products of this many numbers of at least 1/2 are normal
+# float32, and twice as many save nothing more.
+NUM_STRIPS = 40
 
 # (logits [v, t], in_catalog [v] bool or None for all, inputs [t, ...], sums [t, ...]) to the new
 # sums and the derivatives [v, t] by the logits: 0 outside the catalog, None without gradients.
@@ -216,17 +219,23 @@ def masked(values: Array, in_catalog: Array | None, fill: float = 0) -> Array:
     return values if in_catalog is None else jnp.where(in_catalog[:, None], values, fill)
 
 
-def strips(tile: Array) -> list[Array]:
-    """Cuts `[v, t]` into up to `MAX_STRIPS` equal strips `[v / n, t]`, to be combined elementwise.
+def total_of_rows(combine: Callable[..., Array], *tiles: Array) -> Array:
+    """`[t]`, sum over the rows of what `combine` makes of them.
 
-    XLA's CPU backend draws what precedes a reduction into its loop, which is not vectorised. Strips
-    combine in a vectorised loop, and leave `n` times less for `combined` to reduce.
+    XLA's CPU backend draws what precedes a reduction into its loop, which is not vectorised, so a
+    reduction gets as little as possible: `combine` makes one strip of many, in a vectorised loop.
+
+    Args:
+      combine: lists of strips `[n, t]`, one list for each tile, to a strip `[n, t]`.
+      *tiles: `[v, t]`, all of one shape.
     """
-    num_rows = tile.shape[0]
-    num_strips = max(n for n in range(1, MAX_STRIPS + 1) if num_rows % n == 0)
-    return jnp.split(tile, num_strips)
-
-
-def combined(strip: Array) -> Array:
-    """Strips that have been combined to one, held as it is before a reduction over its rows."""
-    return lax.optimization_barrier(strip)
+    num_rows = tiles[0].shape[0]
+    rest = num_rows % NUM_STRIPS  # these are strips of one row
+    cuts = ((slice(0, num_rows - rest), NUM_STRIPS), (slice(num_rows - rest, num_rows), rest))
+    totals = []
+    for rows, num_strips in cuts:
+        if rows.start < rows.stop:
+            strip = combine(*(jnp.split(tile[rows], num_strips) for tile in tiles))
+            strip = lax.optimization_barrier(strip)
+            totals.append(strip.sum(axis=0, dtype=strip.dtype))  # int32 also under `jax_enable_x64`
+    return functools.reduce(jnp.add, totals)
