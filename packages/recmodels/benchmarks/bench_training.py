@@ -4,10 +4,13 @@
     python packages/recmodels/benchmarks/bench_training.py --shapes beauty --rounds 9 --steps 20
     python packages/recmodels/benchmarks/bench_training.py --candidates cut-bce dense-bce
 
-Three candidates: `cut-bce` and `dense-bce` are the trainer's own compiled step with the recipe
-field `loss` of that name, `torch` is `torch_sasrec.py`, whose loss is a dense one. Each runs in a
-process of its own, which waits while another one is timed; a round is some steps of every candidate
-in turn, so that a busy machine slows all of them, and medians over the rounds are compared.
+Five candidates: `cut-bce` and `dense-bce` are the trainer's own compiled step with the recipe field
+`loss` of that name, `torch` is `torch_sasrec.py`, whose loss is a dense one. `cut-bce-bfloat16` has
+the recipe field `precision` of that name, bfloat16 products in the loss, and `torch-bfloat16` runs
+under PyTorch's autocast; the two stand for what either library offers users who accept bfloat16.
+Each runs in a process of its own, which waits while another one is timed; a round is some steps of
+every candidate in turn, so that a busy machine slows all of them, and medians over the rounds are
+compared, in the same precision.
 
 Before that, both models start from the same parameters and take the same steps without dropout, and
 the benchmark stops unless their losses agree. What is timed is all that training does for a step:
@@ -30,7 +33,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-CANDIDATES = ("cut-bce", "dense-bce", "torch")
+CANDIDATES = ("cut-bce", "dense-bce", "torch", "cut-bce-bfloat16", "torch-bfloat16")
+_BFLOAT16 = "-bfloat16"
 SHAPES = ("beauty", "ml-1m", "large")
 _WORKER = Path(__file__).with_name("training_worker.py")
 # What Python, XLA and PyTorch say when the memory limit stops them.
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result: dict[str, Any] = {"machine": _machine(), "rounds": options.rounds}
     result |= {"steps": options.steps, "load_before": os.getloadavg()[0], "shapes": {}}
     print(", ".join(f"{name} {value}" for name, value in result["machine"].items()), flush=True)
-    print(f"{options.rounds} interleaved rounds of {options.steps} steps, float32")
+    print(f"{options.rounds} interleaved rounds of {options.steps} steps, float32 but where named")
     for name in options.shapes:
         with tempfile.TemporaryDirectory(dir=options.work) as folder:
             measured = measure_shape(name, Path(folder), options)
@@ -168,17 +172,17 @@ def _print_shape(name: str, measured: dict[str, Any], num_steps: int) -> None:
         f"{measured['batch_size'] * measured['max_length']:,} positions have a target"
     )
     print(
-        f"{'':10} {'a step':>10} {'fastest':>10} {'slowest':>10} {'CPU time':>10} "
+        f"{'':16} {'a step':>10} {'fastest':>10} {'slowest':>10} {'CPU time':>10} "
         f"{'sequences/s':>12} {'at rest':>10} {'peak':>10}"
     )
     for candidate, row in measured["candidates"].items():
         if "failure" in row:
-            print(f"{candidate:10} {row['failure']}")
+            print(f"{candidate:16} {row['failure']}")
             continue
         step_ms = [1e3 * seconds / num_steps for seconds in row["wall_s"]]
         median_ms, cpu_s = statistics.median(step_ms), statistics.median(row["cpu_s"])
         print(
-            f"{candidate:10} {median_ms:7.1f} ms {min(step_ms):7.1f} ms {max(step_ms):7.1f} ms "
+            f"{candidate:16} {median_ms:7.1f} ms {min(step_ms):7.1f} ms {max(step_ms):7.1f} ms "
             f"{1e3 * cpu_s / num_steps:7.1f} ms {1e3 * measured['batch_size'] / median_ms:12,.0f} "
             f"{row['rest_bytes'] / _MIB:6,.0f} MiB {row['peak_bytes'] / _MIB:6,.0f} MiB"
         )
@@ -186,17 +190,18 @@ def _print_shape(name: str, measured: dict[str, Any], num_steps: int) -> None:
 
 
 def _print_ratios(rows: dict[str, Any]) -> None:
-    ours = rows.get("cut-bce", {"failure": "not asked for"})
     for other, row in rows.items():
-        if other == "cut-bce" or "failure" in ours or "failure" in row:
+        name = "cut-bce" + (_BFLOAT16 if other.endswith(_BFLOAT16) else "")
+        ours = rows.get(name, {"failure": "not asked for"})
+        if other == name or "failure" in ours or "failure" in row:
             continue
         wall, cpu = (
-            statistics.median(row[name]) / statistics.median(ours[name])
-            for name in ("wall_s", "cpu_s")
+            statistics.median(row[figure]) / statistics.median(ours[figure])
+            for figure in ("wall_s", "cpu_s")
         )
         by_round = [b / a for a, b in zip(ours["wall_s"], row["wall_s"], strict=True)]
         print(
-            f"cut-bce trains {wall:.2f}x as fast as {other} ({min(by_round):.2f} to "
+            f"{name} trains {wall:.2f}x as fast as {other} ({min(by_round):.2f} to "
             f"{max(by_round):.2f} by round), which takes {cpu:.2f}x the CPU time and "
             f"{row['peak_bytes'] / ours['peak_bytes']:.2f}x the memory"
         )

@@ -86,7 +86,7 @@ class SASRec(nn.Module):
         return self._loss(self.final_norm(stream[has_target]), targets[has_target])
 
     def _loss(self, activations: Tensor, targets: Tensor) -> Tensor:
-        logits = functional.linear(activations, self.item_embeddings, self.output_bias)
+        logits = functional.linear(activations, self.item_embeddings, self.output_bias).float()
         labels = torch.zeros_like(logits).scatter_(1, targets, 1.0)
         labels[:, 0] = 0
         total = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
@@ -120,7 +120,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.optimizer.zero_grad()
-        loss = self.loss(history, targets)
+        is_bfloat16 = self.recipe["precision"] == "bfloat16"
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
+            loss = self.loss(history, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["gradient_clip_norm"])
         self.optimizer.step()

@@ -64,12 +64,17 @@ def answer(training: Training, num_steps: int) -> None:
 
 def make_training(options: argparse.Namespace) -> Training:
     """The candidate of that name."""
-    if options.task == "torch":
+    name = options.task.removesuffix("-bfloat16")
+    is_bfloat16 = name != options.task
+    if name == "torch":
         # Without JAX, whose memory would count: the recipe comes as plain values.
         recipe = json.loads((options.folder / "recipe.json").read_text())
+        recipe["precision"] = "bfloat16" if is_bfloat16 else "default"
         return _TorchTraining(recipe, options.folder, is_compiled=options.torch_compile)
-    recipe = _read_recipe(options.folder).override(loss=options.task)
-    return _OwnTraining(recipe, options.folder)
+    recipe = _read_recipe(options.folder).override(loss=name)
+    return _OwnTraining(
+        recipe.override(precision="bfloat16") if is_bfloat16 else recipe, options.folder
+    )
 
 
 class _OwnTraining:
