@@ -28,9 +28,9 @@ class Options:
 
 def tiny_store(
     path: Path,
-    sequences: Sequence[Sequence[int]],
+    sequences: Sequence[Sequence[int] | np.ndarray],
     *,
-    times: Sequence[Sequence[int]] | None = None,
+    times: Sequence[Sequence[int] | np.ndarray] | None = None,
     categories: Sequence[Sequence[str]] | None = None,
 ) -> SequenceStore:
     """Writes and opens a store with these rows, one sequence per user.

@@ -1,6 +1,7 @@
 """Item categories: from the file to the store."""
 
 import gzip
+import json
 
 import numpy as np
 import polars as pl
@@ -147,14 +148,14 @@ def test_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"num_categories": "2"}, "meta.json has no valid item_categories"),
-        ({"num_categories": 3}, "items.parquet has 2 categories, meta.json says 3"),
+        ("2", "meta.json has no valid item_categories"),
+        (3, "items.parquet has 2 categories, meta.json says 3"),
     ],
 )
 def test_damage_is_named(tmp_path, value, message):
     store, _ = _prepare(tmp_path)
-    meta = (store.path / "meta.json").read_text().split('"item_categories"')[0]
-    text = str(value).replace("'", '"')
-    (store.path / "meta.json").write_text(meta + f'"item_categories": {text}}}')
+    meta = json.loads((store.path / "meta.json").read_text())
+    meta["item_categories"]["num_categories"] = value
+    (store.path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match=message):
         SequenceStore.open(store.path).item_categories  # noqa: B018

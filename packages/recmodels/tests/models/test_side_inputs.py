@@ -88,7 +88,8 @@ def test_buckets():
 def test_mean_of_categories():
     table = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
     found = mean_of_categories(jnp.asarray(table), jnp.array([[1, 0], [3, 2], [0, 0]]))
-    np.testing.assert_allclose(found, [table[1], table[2:].mean(0), [0, 0]], rtol=1e-6)
+    expected = np.stack([table[1], table[2:].mean(0), np.zeros(2)])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -99,6 +100,7 @@ def _dense_step(recipe, state, history, targets, side):
     def objective(params):
         step_key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
         batch = model.training_batch(history, targets, jax.random.fold_in(step_key, 2), side.gaps)
+        assert batch.gaps is not None
         categories = side.item_categories[batch.rows]
         count = jnp.maximum((categories > 0).sum(-1, keepdims=True), 1)
         of_categories = params["category_embeddings"].at[0].set(0)[categories].sum(-2) / count

@@ -16,6 +16,8 @@ MAX_CATEGORIES = 32
 """Most categories of one item: the model reads all of them for every position of a batch."""
 COLUMN = "categories"
 """Column of the store's `items.parquet`: a list of names, in order; empty for none."""
+COUNTS = ("num_categories", "num_items_without", "num_unknown_items", "num_incomplete_lines")
+"""What `meta.json` says of them, beside the name of the file."""
 _DEFAULT_COLUMNS = ("item_id", "category")
 
 

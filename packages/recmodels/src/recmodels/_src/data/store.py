@@ -17,7 +17,7 @@ import polars as pl
 
 from recmodels._src import storage
 from recmodels._src.atomic import check_output
-from recmodels._src.data.categories import COLUMN, ItemCategories, numbered
+from recmodels._src.data.categories import COLUMN, COUNTS, ItemCategories, numbered
 from recmodels._src.errors import UserError
 
 FORMAT = "cutbce-sequence-store"
@@ -156,7 +156,8 @@ class SequenceStore:
     @property
     def num_categories(self) -> int:
         """Number of item categories; 0 when the store has none."""
-        return self.meta.get("item_categories", {}).get("num_categories", 0)
+        found = self.meta.get("item_categories")
+        return 0 if found is None else found["num_categories"]
 
     @functools.cached_property
     def item_categories(self) -> ItemCategories:
@@ -167,13 +168,13 @@ class SequenceStore:
         """
         if not self.num_categories:
             raise UserError(
-                f"`item_categories` needs categories, and {self.path} has none; prepare it with "
-                "--item-categories"
+                f"`item_categories` needs categories, and {self.location} has none; prepare it "
+                "with --item-categories"
             )
         found = numbered(pl.read_parquet(self.path / "items.parquet", columns=[COLUMN])[COLUMN])
         if len(found.names) != self.num_categories:
             what = f"items.parquet has {len(found.names)} categories"
-            raise _damaged(self.path, f"{what}, meta.json says {self.num_categories}")
+            raise _damaged(self.location, f"{what}, meta.json says {self.num_categories}")
         return found
 
     def check_has_times(self) -> None:
@@ -184,7 +185,7 @@ class SequenceStore:
         """
         if self.meta["timestamps"] != "seconds":
             raise UserError(
-                f"`time_gaps` needs times, and {self.path} has none; prepare it with --time"
+                f"`time_gaps` needs times, and {self.location} has none; prepare it with --time"
             )
 
     @functools.cached_property
@@ -248,7 +249,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     for name in ("digest", "timestamps"):
         if not isinstance(meta.get(name), str):
             raise _damaged(path, f"meta.json has no valid {name}")
-    if not _is_category_count(meta.get("item_categories")):
+    if not _are_category_counts(meta.get("item_categories")):
         raise _damaged(path, "meta.json has no valid item_categories")
     missing = [name for name in _FILES if not (path / name).is_file()]
     if missing:
@@ -256,10 +257,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _is_category_count(found: Any) -> bool:
+def _are_category_counts(found: Any) -> bool:
     if found is None:
         return True
-    return isinstance(found, dict) and type(found.get("num_categories")) is int
+    return isinstance(found, dict) and all(type(found.get(name)) is int for name in COUNTS)
 
 
 def _check_table(path: Path, name: str, columns: dict[str, tuple[Any, ...]], num_rows: int) -> None:

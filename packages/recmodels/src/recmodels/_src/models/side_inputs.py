@@ -10,7 +10,7 @@ losses sweep an item table, and one made of several would have to be built and d
 in every step.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -23,10 +23,10 @@ NUM_GAP_BUCKETS = 33  # none; 0 seconds; [2^k, 2^(k+1)) seconds for k = 0..30
 
 
 class SideInputs(NamedTuple):
-    """What is read beside histories; each is there if the recipe asks for it."""
+    """What is read beside histories: arrays, or what stands for them; None if nobody asks."""
 
-    item_categories: Array | None = None  # [V, K] int32 categories of each row, 0 for none
-    gaps: Array | None = None  # [B, ...] int32 seconds since the event before, -1 for none
+    item_categories: Any = None  # [V, K] int32 categories of each row, 0 for none
+    gaps: Any = None  # [B, ...] int32 seconds since the event before, -1 for none
 
 
 def side_tables(recipe: Recipe, rngs: nnx.Rngs, num_categories: int) -> dict[str, Array]:
