@@ -13,6 +13,7 @@ in every step.
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array, lax
 
@@ -73,7 +74,7 @@ def with_gaps(params: dict, vectors: Array, gaps: Array | None) -> Array:
     return vectors + jnp.asarray(params["gap_embeddings"])[gap_buckets(gaps)]
 
 
-def mean_of_categories(table: Array, categories: Array) -> Array:
+def mean_of_categories(table: Array | np.ndarray, categories: Array | np.ndarray) -> Array:
     """`[..., D]` mean of the rows of `table` `[C + 1, D]`, zero for an item without categories.
 
     Args:
