@@ -134,6 +134,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(remote):
     assert int(run.restore().step) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remote", ["gs"], indirect=True)
 def test_training_starts_from_a_run_there(remote, local):
     root, objects, _ = remote
@@ -147,7 +148,7 @@ def test_training_starts_from_a_run_there(remote, local):
 
 # Orbax leaves what it had begun, and TensorStore reports that to event loops that are gone.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", pytest.param("s3", marks=pytest.mark.slow)])
 def test_losing_the_right_to_write_is_one_line(local, capsys, scheme):
     server, bucket = object_stores(), f"{scheme}-lost"
     server.add_bucket(bucket)
