@@ -113,7 +113,7 @@ class Block(nnx.Module):
         self,
         stream: Array,
         half: Callable[[Array], Array],
-        half_norm: nnx.LayerNorm,
+        half_norm: "LayerNorm",
         keep: Array | None,
     ) -> Array:
         if self.is_pre_norm:
