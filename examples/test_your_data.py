@@ -3,6 +3,7 @@
 # ruff: noqa: D103 - the name of a test says what it shows
 
 import csv
+import json
 import re
 import shlex
 import subprocess
@@ -82,6 +83,24 @@ def test_next_file_keeps_the_rows(shown):
     _run(_blocks("sh")[1].strip(), folder)
     old, new = (recmodels.SequenceStore.open(folder / name) for name in ("store", "store-2"))
     assert new.item_ids().tolist() == [*old.item_ids().tolist(), "a new one"]
+
+
+def test_a_grown_catalog_goes_on_to_be_served(shown):
+    folder, _ = shown
+    _write(folder / "grown.csv", length=LENGTH + 1)
+    with (folder / "grown.csv").open("a", encoding="utf-8") as file:
+        file.writelines(f"c{n},a new one,1814032000,1.00\n" for n in range(NUM_CUSTOMERS))
+    columns = "--format csv --user customer --item product --time bought_at"
+    _run(f"recmodels prepare grown.csv {columns} --ids-from store --out store-3", folder)
+    train = "recmodels train --recipe sasrec-demo --num-steps 2 --data store-3 --out run-3"
+    _run(f"{train} --start-from run", folder)
+    _run("recserve build run-3/bundle --out index-3", folder)
+    history = ",".join(_product(k) for k in range(10))
+    found = json.loads(_run(f"recserve query index-3 --history '{history}' -k 10 --json", folder))
+    assert _product(10) in found["item_ids"]  # learned by the old run
+    all_items = f"recserve query index-3 --history 'a new one' -k {NUM_PRODUCTS + 1} --json"
+    items = json.loads(_run(f"{all_items} --include-seen", folder))["item_ids"]
+    assert sorted(items) == sorted([*map(_product, range(NUM_PRODUCTS)), "a new one"])
 
 
 def test_departments(shown):
