@@ -4,10 +4,12 @@
     python packages/recmodels/benchmarks/bench_training.py --shapes beauty --rounds 9 --steps 20
     python packages/recmodels/benchmarks/bench_training.py --candidates cut-bce dense-bce
 
-Five candidates: `cut-bce` and `dense-bce` are the trainer's own compiled step with the recipe field
+Six candidates: `cut-bce` and `dense-bce` are the trainer's own compiled step with the recipe field
 `loss` of that name, `torch` is `torch_sasrec.py`, whose loss is a dense one. `cut-bce-bfloat16` has
 the recipe field `precision` of that name, bfloat16 products in the loss, and `torch-bfloat16` runs
 under PyTorch's autocast; the two stand for what either library offers users who accept bfloat16.
+The trainer lets malloc keep freed memory, which PyTorch leaves to its users; `torch-kept-memory` is
+`torch` with these settings, and tells what they do from what the rest does.
 Each runs in a process of its own, which waits while another one is timed; a round is some steps of
 every candidate in turn, so that a busy machine slows all of them, and medians over the rounds are
 compared, in the same precision.
@@ -33,8 +35,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-CANDIDATES = ("cut-bce", "dense-bce", "torch", "cut-bce-bfloat16", "torch-bfloat16")
+CANDIDATES = (
+    "cut-bce", "dense-bce", "torch", "torch-kept-memory", "cut-bce-bfloat16", "torch-bfloat16"
+)  # fmt: skip
 _BFLOAT16 = "-bfloat16"
+# What `freed_memory_kept` sets, for a process that does not import it, and one arena for the
+# threads that PyTorch runs.
+_KEPT_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"
+}  # fmt: skip
 SHAPES = ("beauty", "ml-1m", "large")
 _WORKER = Path(__file__).with_name("training_worker.py")
 # What Python, XLA and PyTorch say when the memory limit stops them.
@@ -89,9 +98,11 @@ class _Worker:
         self.name = name
         self.rounds: list[dict[str, float]] = []  # wall and CPU seconds of each
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in __exit__
+        settings = _KEPT_MEMORY if name.endswith("-kept-memory") else {}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env=os.environ | settings,
+        )  # fmt: skip
 
     def __enter__(self) -> "_Worker":
         return self
@@ -172,17 +183,17 @@ def _print_shape(name: str, measured: dict[str, Any], num_steps: int) -> None:
         f"{measured['batch_size'] * measured['max_length']:,} positions have a target"
     )
     print(
-        f"{'':16} {'a step':>10} {'fastest':>10} {'slowest':>10} {'CPU time':>10} "
+        f"{'':17} {'a step':>10} {'fastest':>10} {'slowest':>10} {'CPU time':>10} "
         f"{'sequences/s':>12} {'at rest':>10} {'peak':>10}"
     )
     for candidate, row in measured["candidates"].items():
         if "failure" in row:
-            print(f"{candidate:16} {row['failure']}")
+            print(f"{candidate:17} {row['failure']}")
             continue
         step_ms = [1e3 * seconds / num_steps for seconds in row["wall_s"]]
         median_ms, cpu_s = statistics.median(step_ms), statistics.median(row["cpu_s"])
         print(
-            f"{candidate:16} {median_ms:7.1f} ms {min(step_ms):7.1f} ms {max(step_ms):7.1f} ms "
+            f"{candidate:17} {median_ms:7.1f} ms {min(step_ms):7.1f} ms {max(step_ms):7.1f} ms "
             f"{1e3 * cpu_s / num_steps:7.1f} ms {1e3 * measured['batch_size'] / median_ms:12,.0f} "
             f"{row['rest_bytes'] / _MIB:6,.0f} MiB {row['peak_bytes'] / _MIB:6,.0f} MiB"
         )

@@ -5,6 +5,7 @@ A candidate prints a line of JSON when it is warm, with the seconds of some step
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -42,7 +43,8 @@ def main() -> None:
     else:
         limit = int(options.memory_gib * _GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        answer(make_training(options), options.steps)
+        with _allocator(options):
+            answer(make_training(options), options.steps)
 
 
 def answer(training: Training, num_steps: int) -> None:
@@ -64,8 +66,8 @@ def answer(training: Training, num_steps: int) -> None:
 
 def make_training(options: argparse.Namespace) -> Training:
     """The candidate of that name."""
-    name = options.task.removesuffix("-bfloat16")
-    is_bfloat16 = name != options.task
+    name = options.task.removesuffix("-kept-memory").removesuffix("-bfloat16")
+    is_bfloat16 = options.task.endswith("-bfloat16")
     if name == "torch":
         # Without JAX, whose memory would count: the recipe comes as plain values.
         recipe = json.loads((options.folder / "recipe.json").read_text())
@@ -75,6 +77,15 @@ def make_training(options: argparse.Namespace) -> Training:
     return _OwnTraining(
         recipe.override(precision="bfloat16") if is_bfloat16 else recipe, options.folder
     )
+
+
+def _allocator(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """The trainer's settings of malloc for its own step, and malloc as it is for PyTorch."""
+    if options.task.startswith("torch"):
+        return contextlib.nullcontext()
+    from recmodels._src.train.allocator import freed_memory_kept
+
+    return freed_memory_kept()
 
 
 class _OwnTraining:

@@ -29,6 +29,7 @@ from recmodels._src.recipes import get_recipe
 from recmodels._src.report.write import write_training_report
 from recmodels._src.storage import as_path
 from recmodels._src.train import processes
+from recmodels._src.train.allocator import freed_memory_kept
 from recmodels._src.train.checkpoints import Checkpoints
 from recmodels._src.train.interruption import Interruption
 from recmodels._src.train.loss_window import LossWindow, diverged
@@ -59,6 +60,7 @@ class TrainResult:
     already_finished: bool  # True when there was nothing left to do
 
 
+@freed_memory_kept()
 def train(
     recipe: str | Recipe,
     store: str | Path | SequenceStore,
