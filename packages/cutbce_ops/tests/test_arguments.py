@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,12 +87,43 @@ def test_numpy_numbers_are_accepted():
     assert np.isfinite(loss)
 
 
-def test_an_empty_list_of_targets_is_all_padding():
-    got, want = (
-        cutbce_ops.cut_binary_cross_entropy(**GOOD | {"targets": targets})
-        for targets in (jnp.zeros((4, 0), jnp.int32), jnp.full((4, 2), -1))
-    )
-    assert float(got) == float(want)
+@pytest.mark.parametrize("gradient_mode", ["fused", "recompute"])
+def test_an_empty_list_of_targets_is_all_padding(gradient_mode):
+    def loss(table, targets):
+        return cutbce_ops.cut_binary_cross_entropy_with_aux(
+            **GOOD | {"targets": targets, "embeddings": table, "gradient_mode": gradient_mode}
+        )
+
+    lists = (jnp.zeros((4, 0), jnp.int32), jnp.full((4, 2), -1))
+    take_gradient = jax.value_and_grad(loss, has_aux=True)
+    got, want = (take_gradient(GOOD["embeddings"], targets) for targets in lists)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("namespace", [np, jnp])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int64"])
+def test_every_integer_dtype_means_the_same_rows(dtype, namespace):
+    """300 rows, more than 8 bits can count, and the largest number of the dtype, which is none."""
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(300, 4)), jnp.float32)
+    queries = jnp.ones((2, 4))
+    past_the_end = np.iinfo(dtype).max if np.iinfo(dtype).max >= 300 else 0
+    with jax.enable_x64(np.iinfo(dtype).bits == 64):
+        ids = namespace.asarray(np.array([[1, 5], [100, past_the_end]], dtype))
+        assert ids.dtype == dtype
+        results = [
+            cutbce_ops.cut_binary_cross_entropy(queries, table, ids),
+            cutbce_ops.cut_softmax_cross_entropy(queries, table, ids[:, 1]),
+            cutbce_ops.cut_target_ranks(queries, table, ids),
+            cutbce_ops.cut_top_k(queries, table, 299, exclude=ids),
+        ]
+    rows = jnp.array([[1, 5], [100, -1 if past_the_end else 0]])
+    want = [
+        cutbce_ops.cut_binary_cross_entropy(queries, table, rows),
+        cutbce_ops.cut_softmax_cross_entropy(queries, table, rows[:, 1]),
+        cutbce_ops.cut_target_ranks(queries, table, rows),
+        cutbce_ops.cut_top_k(queries, table, 299, exclude=rows),
+    ]
+    jax.tree.map(np.testing.assert_array_equal, results, want)
 
 
 def test_numpy_arrays_are_accepted():

@@ -97,9 +97,11 @@ def resolve_vocab_size(vocab_size: int | None, num_rows: int) -> int:
 def rows_or_padding(rows: Array, vocab_size: int) -> Array:
     """Returns `rows` as int32 with everything outside `[0, vocab_size)` replaced by -1.
 
-    Done in the dtype that came in: 64-bit ids must not wrap round into the catalog.
+    Compared in the dtype that came in, or a wider one: 64-bit ids must not wrap round into the
+    catalog, 8-bit ones cannot hold its size, and unsigned ones cannot hold -1.
     """
     namespace = np if isinstance(rows, np.ndarray) else jnp
-    return jnp.asarray(
-        namespace.where((rows >= 0) & (rows < vocab_size), rows, -1).astype(np.int32)
-    )
+    if rows.dtype.itemsize < np.dtype(np.int32).itemsize:
+        rows = rows.astype(np.int32)
+    is_row = (rows >= 0) & (rows < vocab_size)
+    return jnp.asarray(namespace.where(is_row, rows.astype(np.int32), np.int32(-1)))

@@ -264,6 +264,8 @@ def _prepare(
     config = options.sweep_config(embeddings)
     flat_activations = options.scaled(activations).reshape(-1, activations.shape[-1])
     flat_targets = checks.rows_or_padding(targets, config.vocab_size)
-    flat_targets = flat_targets.reshape(flat_activations.shape[0], targets.shape[-1])
+    if targets.shape[-1] == 0:  # a list of padding, so that no loop below has to know of this
+        flat_targets = jnp.full((*activations.shape[:-1], 1), -1, jnp.int32)
+    flat_targets = flat_targets.reshape(flat_activations.shape[0], -1)
     static = Static(config, options.sharding, with_counts=options.thresholds is not None)
     return static, (flat_activations, embeddings, bias, flat_targets)
