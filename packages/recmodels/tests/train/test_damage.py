@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import sys
+import types
+import warnings
 
 import pytest
 from train_cases import chain_store, finished_run, small_recipe
 
 from recmodels import UserError, compare, evaluate, recommend, train, write_report
 from recmodels._src.cli import main
+from recmodels._src.train.quiet import quiet_readers
 
 
 @pytest.fixture
@@ -191,6 +195,39 @@ def test_checkpoint(run_dir, file, damage):
     assert (run_dir / "checkpoints" / "60").exists()  # a reader removes nothing
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "flipped"])
+def test_any_file_of_a_checkpoint(run_dir, damage, capfd):
+    """Each file of the newest checkpoint in turn: the one before it, or it is as good as before."""
+    whole = evaluate(run_dir, baselines="none", progress=False)
+    folder = run_dir / "checkpoints" / "60"
+    num_taken = 0
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        path.unlink()
+        if damage != "removed":
+            path.write_bytes(_damaged(content, damage))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = evaluate(run_dir, baselines="none", progress=False)
+        if found.step == 60:  # Orbax does not need every file
+            assert found.model == whole.model, path
+        else:
+            assert found.step == 56
+            assert any("checkpoints/60 is damaged (" in str(each.message) for each in caught), path
+            num_taken += 1
+        path.write_bytes(content)
+    assert num_taken >= 3, "the files of the arrays at least"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _damaged(content, damage):
+    if damage == "flipped":
+        middle = len(content) // 2
+        return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    return content[: len(content) // 2] if damage == "cut" else b""
+
+
 def test_training_goes_on_from_the_checkpoint_before(run_dir):
     (run_dir / "summary.json").unlink()
     (run_dir / "checkpoints" / "60" / "window" / "metadata").write_text("{")
@@ -219,3 +256,23 @@ def test_a_removed_bundle_is_written_again(run_dir):
     name = "item_embeddings.npy"
     assert again["files"][name] == manifest["files"][name]
     assert again["model"] == manifest["model"]
+
+
+def test_only_the_noise_of_readers_is_left_out(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with pytest.raises(ValueError, match="cut"), quiet_readers():
+        raise ValueError("cut")
+    here = _unraisable(sys._getframe())
+    for quiet in ("/lib/asyncio/base_events.py", "/lib/orbax/checkpoint/serialization.py"):
+        code = compile("frame = sys._getframe()", quiet, "exec")
+        namespace = {"sys": sys}
+        exec(code, namespace)
+        sys.unraisablehook(_unraisable(namespace["frame"]))
+    sys.unraisablehook(here)
+    assert told == [here]
+
+
+def _unraisable(frame):
+    trace = types.TracebackType(None, frame, 0, frame.f_lineno)
+    return types.SimpleNamespace(exc_value=RuntimeError("x"), exc_traceback=trace)

@@ -17,6 +17,8 @@ import orbax.checkpoint as ocp
 from recmodels._src import storage
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
+from recmodels._src.train.checksums import array_name, checksums
+from recmodels._src.train.quiet import quiet_readers
 from recmodels._src.train.staging import Staging, needs_staging
 from recmodels._src.train.step import TrainState
 
@@ -81,12 +83,17 @@ class Checkpoints:
         """
         step = int(state.step)
         self.wait()  # one at a time, and the next one may fail for the same reason
+        state = _detached(state)
+        window = {
+            "losses": list(window_losses),
+            "trained": self._trained,
+            "checksums": checksums(state),
+        }
         old = self._all_steps()
         kept = sorted([*old, step])[-self._keep :] if self._keep else [*old, step]
         obsolete = set(old) - {*kept, best_step}
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(_detached(state)),
-            window=ocp.args.JsonSave({"losses": list(window_losses), "trained": self._trained}),
+            state=ocp.args.StandardSave(state), window=ocp.args.JsonSave(window)
         )
         with writing(self._folder / str(step)):
             self._manager.save(step, args=args, force=True)
@@ -118,7 +125,8 @@ class Checkpoints:
         damaged = []
         for candidate in reversed(steps):
             try:
-                restored = self._restore(candidate, like)
+                with quiet_readers():
+                    restored = self._restore(candidate, like)
             except _DamagedError as damage:
                 damaged.append((candidate, damage))
                 continue
@@ -188,7 +196,9 @@ class Checkpoints:
         self._check_fits(step, saved, _shapes(like), "the shape of `{}`")
         with self._as_damage(step):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            return self._manager.restore(step, args=args)["state"], losses
+            state = self._manager.restore(step, args=args)["state"]
+            _check_sums(window.get("checksums"), state)
+        return state, losses
 
     def _check_fits(
         self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any], what: str
@@ -218,13 +228,15 @@ class Checkpoints:
         try:
             with storage.reaching("read", self._folder / str(step)):
                 yield
-        # What a missing or cut file gives, by the file; other failures are no damage.
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (MemoryError, jax.errors.JaxRuntimeError):
+            raise  # too little memory to read it does not make it damaged
+        # A missing or cut file gives an exception of almost any type, by the file.
+        except Exception as error:
             is_out_of_reach = isinstance(error, OSError) and not storage.is_absence(error)
             if storage.is_remote(self._folder) and is_out_of_reach:
                 raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            raise _DamagedError(reason) from error
+            told = error.__cause__ or error  # of the file, where Orbax wraps it
+            raise _DamagedError(f"{type(told).__name__}: {told}".splitlines()[0][:300]) from error
 
 
 class _DamagedError(Exception):
@@ -234,10 +246,15 @@ class _DamagedError(Exception):
 def _shapes(tree: Any) -> dict[str, list[int]]:
     """Shape of every array of a tree by the path that Orbax gives it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): list(leaf.shape)
-        for path, leaf in leaves
-    }
+    return {array_name(path): list(leaf.shape) for path, leaf in leaves}
+
+
+def _check_sums(saved: Mapping[str, int] | None, state: TrainState) -> None:
+    if saved is None:  # older checkpoints have none
+        return
+    differing = [name for name, now in checksums(state).items() if saved.get(name) != now]
+    if differing:
+        raise ValueError(f"the checksum of `{differing[0]}` is not the one it was saved with")
 
 
 def _detached(state: TrainState) -> TrainState:
