@@ -217,6 +217,22 @@ def test_table_optimizers_keep_less_and_learn(name, most):
     assert (moved[1:] > 0).all()
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "rowwise-adagrad"])
+def test_unused_rows_change_no_step(name):
+    """Of which a table that is spread over a mesh has up to 1,023."""
+    recipe = small_recipe(table_optimizer=name, dropout=0.0, weight_decay=0.1)
+    history, targets = _batch()
+    tables = []
+    for num_rows in (VOCAB, 4 * VOCAB):
+        state = initial_state(recipe, _counts(), num_rows=num_rows)
+        step = jax.jit(make_train_step(recipe, vocab_size=VOCAB))
+        for _ in range(3):
+            state, _ = step(state, history, targets)
+        tables.append(state.params["item_embeddings"])
+    np.testing.assert_allclose(tables[1][:VOCAB], tables[0], rtol=1e-5, atol=1e-6)
+    assert not np.any(tables[1][VOCAB:])
+
+
 def test_rowwise_adagrad_by_hand():
     scale = scale_by_rowwise_adagrad()
     gradients = [jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.array([[1.0, 1.0], [2.0, 0.0]])]

@@ -29,13 +29,18 @@ def learning_rate(recipe: Recipe, step: ArrayLike) -> Array:
     return recipe.learning_rate * warmup * decay
 
 
-def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """The optimizer of a recipe; its state is a tree of arrays and holds the schedule's step."""
+def make_optimizer(recipe: Recipe, vocab_size: int | None = None) -> optax.GradientTransformation:
+    """The optimizer of a recipe; its state is a tree of arrays and holds the schedule's step.
+
+    Args:
+        recipe: rates and kinds.
+        vocab_size: table rows in use, all by default; the gradients of the others are zero.
+    """
     clip = optax.clip_by_global_norm(recipe.gradient_clip_norm)
     if recipe.table_optimizer == "adamw":
         return optax.chain(clip, _adamw(recipe))
     parts: dict[Hashable, optax.GradientTransformation]
-    parts = {"table": _table_optimizer(recipe), "rest": _adamw(recipe)}
+    parts = {"table": _table_optimizer(recipe, vocab_size), "rest": _adamw(recipe)}
     return optax.chain(clip, optax.partition(parts, _tables_and_rest))
 
 
@@ -48,11 +53,11 @@ def _adamw(recipe: Recipe) -> optax.GradientTransformation:
     )
 
 
-def _table_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+def _table_optimizer(recipe: Recipe, vocab_size: int | None) -> optax.GradientTransformation:
     if recipe.table_optimizer == "adafactor":
         # Its moments are a column and a row for each table; no momentum, steps of about one.
         scale = optax.chain(
-            optax.scale_by_factored_rms(min_dim_size_to_factor=1), optax.clip_by_block_rms(1.0)
+            optax.scale_by_factored_rms(min_dim_size_to_factor=1), _clip_by_rms(vocab_size)
         )
     else:
         scale = scale_by_rowwise_adagrad()
@@ -61,6 +66,20 @@ def _table_optimizer(recipe: Recipe) -> optax.GradientTransformation:
         optax.add_decayed_weights(recipe.weight_decay),
         optax.scale_by_learning_rate(lambda step: learning_rate(recipe, step)),
     )
+
+
+def _clip_by_rms(vocab_size: int | None) -> optax.GradientTransformation:
+    """Adafactor's clipping: divides a table's update by its root mean square where that exceeds 1.
+
+    Optax would count the unused rows too, and so the steps would depend on how many there are.
+    """
+
+    def clipped(update: Array) -> Array:
+        num_rows = update.shape[0] if vocab_size is None else vocab_size
+        mean = jnp.sum(jnp.square(update)) / (num_rows * update.shape[1])
+        return update / jnp.maximum(1, jnp.sqrt(mean))
+
+    return optax.stateless(lambda updates, _: jax.tree.map(clipped, updates))
 
 
 class RowwiseAdagradState(NamedTuple):

@@ -115,7 +115,7 @@ def make_train_step(
             `capacity` must be None, since compaction would move positions between devices.
     """
     model = make_model(recipe)
-    optimizer = make_optimizer(recipe)
+    optimizer = make_optimizer(recipe, vocab_size)
 
     def rows_in_use(params):
         return params["item_embeddings"].shape[0] if vocab_size is None else vocab_size
