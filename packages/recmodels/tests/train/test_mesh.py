@@ -170,6 +170,11 @@ def test_mistakes_of_a_mesh():
     with pytest.raises(UserError, match=r"a multiple of the 8 devices along \"data\"; got 12"):
         Placement.over(devices, small_recipe(batch_size=12), VOCAB)
     assert Placement.over(devices, small_recipe(batch_size=12, mesh="data=4,model=2"), VOCAB).mesh
+    in_parts = small_recipe(batch_size=24, accumulate_steps=2)
+    message = r"devices along \"data\", times `accumulate_steps` 2; got 24"
+    with pytest.raises(UserError, match=message):
+        Placement.over(devices, in_parts, VOCAB)
+    assert Placement.over(devices, in_parts.override(batch_size=32), VOCAB).mesh
     odd = Placement.over(devices, small_recipe(table="sharded"), VOCAB)
     with pytest.raises(UserError, match="has 41 rows, which 8 devices cannot share evenly"):
         odd.with_rows(VOCAB)

@@ -75,10 +75,12 @@ class Placement:
         axes = parse_mesh(recipe.mesh) or {DATA_AXIS: len(devices)}
         if math.prod(axes.values()) != len(devices):
             raise UserError(f"`mesh` {recipe.mesh} does not fit the {len(devices)} devices.")
-        if recipe.batch_size % axes[DATA_AXIS]:
+        parts = recipe.accumulate_steps
+        if recipe.batch_size % (axes[DATA_AXIS] * parts):
+            times = "" if parts == 1 else f", times `accumulate_steps` {parts}"
             raise UserError(
                 f"`batch_size` must be a multiple of the {axes[DATA_AXIS]} devices along "
-                f'"{DATA_AXIS}"; got {recipe.batch_size}.'
+                f'"{DATA_AXIS}"{times}; got {recipe.batch_size}.'
             )
         num_rows, is_sharded = vocab_size, _is_table_sharded(recipe, vocab_size)
         if is_sharded:
