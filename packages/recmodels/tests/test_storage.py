@@ -2,10 +2,12 @@
 
 import importlib.util
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from object_stores import object_stores
 
 from recmodels import SequenceStore, UserError, describe, prepare, prepare_synthetic
@@ -59,6 +61,14 @@ def test_a_path_that_cannot_be_used(stores, path, message):
     stores.forbidden.add("locked")
     with pytest.raises(UserError, match=f"^{message}"):
         as_path(path)
+
+
+def test_a_store_that_does_not_answer_is_named_while_one_waits(stores, monkeypatch, capsys):
+    stores.add_bucket("slow")
+    monkeypatch.setattr(storage, "_SILENCE_S", 0.01)
+    monkeypatch.setattr(type(epath.Path("gs://slow")), "exists", lambda path: time.sleep(0.5))
+    as_path("gs://slow/run")
+    assert capsys.readouterr().err == "waiting for an answer about gs://slow/run ...\n"
 
 
 @pytest.mark.parametrize(

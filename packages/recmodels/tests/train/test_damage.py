@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-import types
 import warnings
 
 import pytest
@@ -11,7 +9,6 @@ from train_cases import chain_store, finished_run, small_recipe
 
 from recmodels import UserError, compare, evaluate, recommend, train, write_report
 from recmodels._src.cli import main
-from recmodels._src.train.quiet import quiet_readers
 
 
 @pytest.fixture
@@ -256,23 +253,3 @@ def test_a_removed_bundle_is_written_again(run_dir):
     name = "item_embeddings.npy"
     assert again["files"][name] == manifest["files"][name]
     assert again["model"] == manifest["model"]
-
-
-def test_only_the_noise_of_readers_is_left_out(monkeypatch):
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with pytest.raises(ValueError, match="cut"), quiet_readers():
-        raise ValueError("cut")
-    here = _unraisable(sys._getframe())
-    for quiet in ("/lib/asyncio/base_events.py", "/lib/orbax/checkpoint/serialization.py"):
-        code = compile("frame = sys._getframe()", quiet, "exec")
-        namespace = {"sys": sys}
-        exec(code, namespace)
-        sys.unraisablehook(_unraisable(namespace["frame"]))
-    sys.unraisablehook(here)
-    assert told == [here]
-
-
-def _unraisable(frame):
-    trace = types.TracebackType(None, frame, 0, frame.f_lineno)
-    return types.SimpleNamespace(exc_value=RuntimeError("x"), exc_traceback=trace)

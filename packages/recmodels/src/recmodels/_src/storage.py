@@ -12,10 +12,13 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +38,7 @@ _STATUS = re.compile(
     r"|UNAUTHENTICATED|UNAVAILABLE): "
 )
 _BAR_DELAY_S = 2
+_SILENCE_S = 5  # before a line says what is waited for
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
@@ -63,7 +67,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
             f"{text} needs {_CLIENTS[scheme]}; install it with "
             f'`pip install "recmodels[{_EXTRAS[scheme]}]"`'
         )
-    _do_without_listing_cache(scheme)
+    _set_up_client(scheme)
     remote = cast(Path, epath.Path(text))
     _check_reachable(remote)
     return remote
@@ -259,18 +263,37 @@ def _cache() -> Path:
 
 
 @functools.cache
-def _do_without_listing_cache(scheme: str) -> None:
+def _set_up_client(scheme: str) -> None:
     # The clients remember listings for ever, and TensorStore and other processes write past them.
     from fsspec.config import conf
 
     conf.setdefault(scheme, {}).setdefault("use_listings_cache", False)
+    # What they log of a failure, tracebacks of every attempt, comes beside the exception.
+    logger = logging.getLogger(_CLIENTS[scheme])
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def _telling_of_the_wait(path: Path) -> Iterator[None]:
+    # Without a network the clients try again for a minute before they give up.
+    timer = threading.Timer(
+        _SILENCE_S, print, (f"waiting for an answer about {path} ...",), {"file": sys.stderr}
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _check_reachable(path: Path) -> None:
     bucket = str(path).split("/")[2]
     try:
-        if path.exists():
-            return
+        with _telling_of_the_wait(path):
+            if path.exists():
+                return
     except Exception as error:  # whatever the client, and what it asks for credentials, raises
         reason = failure_text(error)
         raise UserError(f"{path} cannot be read ({reason}); check bucket and access") from error

@@ -18,7 +18,7 @@ from recmodels._src import storage
 from recmodels._src.atomic import writing
 from recmodels._src.errors import UserError
 from recmodels._src.train.checksums import array_name, checksums
-from recmodels._src.train.quiet import quiet_readers
+from recmodels._src.train.quiet import leave_out_noise_of_orbax
 from recmodels._src.train.staging import Staging, needs_staging
 from recmodels._src.train.step import TrainState
 
@@ -39,6 +39,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int | None, trained: Mapping[str, Any]) -> None:
+        leave_out_noise_of_orbax()
         self._keep = keep
         self._trained = json.loads(json.dumps(trained))  # in the form in which it comes back
         options = ocp.CheckpointManagerOptions(
@@ -125,8 +126,7 @@ class Checkpoints:
         damaged = []
         for candidate in reversed(steps):
             try:
-                with quiet_readers():
-                    restored = self._restore(candidate, like)
+                restored = self._restore(candidate, like)
             except _DamagedError as damage:
                 damaged.append((candidate, damage))
                 continue

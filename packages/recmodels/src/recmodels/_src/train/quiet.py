@@ -1,45 +1,51 @@
-"""Keeps off stderr what fails in Orbax's threads besides the exception that we get and report."""
+"""Keeps off stderr what Orbax's threads print of a failure that we get as an exception and report.
 
-import contextlib
+Where one of many arrays cannot be read or written, the event loop that waits for all of them ends,
+and each of the others has a traceback of its own, hundreds of lines in all, some of them only when
+the call has long returned.
+"""
+
+import functools
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 
 
-@contextlib.contextmanager
-def quiet_readers() -> Iterator[None]:
-    """Around the reading of a checkpoint, many arrays at a time.
+@functools.cache
+def leave_out_noise_of_orbax() -> None:
+    """From now on; what anything but Orbax and its event loop took part in is told as before."""
+    tell_of_unraisable, tell_of_thread = sys.unraisablehook, threading.excepthook
 
-    When one cannot be read, the event loop that waits for all of them ends, and each of the others
-    that arrives later has a traceback of its own, from a thread that is not ours, even after the
-    block. So a block that fails leaves behind that nobody is told of these; of all else one is.
-    """
-    before = sys.unraisablehook
+    def on_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not _is_of_orbax(unraisable.exc_traceback):
+            tell_of_unraisable(unraisable)
 
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if not _is_of_readers(unraisable):
-            before(unraisable)
+    def on_thread(failure: threading.ExceptHookArgs) -> None:
+        if not _is_of_orbax(failure.exc_traceback):
+            tell_of_thread(failure)
 
-    sys.unraisablehook = hook
-    logger = logging.getLogger("asyncio")
-    if not any(isinstance(each, _Unawaited) for each in logger.filters):
-        logger.addFilter(_Unawaited())
-    yield
-    if sys.unraisablehook is hook:
-        sys.unraisablehook = before
+    sys.unraisablehook, threading.excepthook = on_unraisable, on_thread
+    logging.getLogger("asyncio").addFilter(_is_told_by_asyncio)
+    logging.getLogger("absl").addFilter(_is_told_by_absl)
 
 
-class _Unawaited(logging.Filter):
-    """Leaves out the failure of a task whose result nobody fetched, when it is of TensorStore."""
+def _is_of_orbax(trace: TracebackType | None) -> bool:
+    files = [Path(frame.filename) for frame in traceback.extract_tb(trace)]
+    return bool(files) and all(
+        {"asyncio", "concurrent", "orbax"} & set(file.parts) or file.name == "threading.py"
+        for file in files
+    )
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        return not ("never retrieved" in message and "tensorstore" in message.lower())
+
+def _is_told_by_asyncio(record: logging.LogRecord) -> bool:
+    # A failure of a task whose result nobody fetched; that of TensorStore tells a lot.
+    message = record.getMessage().lower()
+    is_of_orbax = any(name in message for name in ("orbax", "tensorstore", "ocdbt"))
+    return not ("never retrieved" in message and is_of_orbax)
 
 
-def _is_of_readers(unraisable: "sys.UnraisableHookArgs") -> bool:
-    """Whether nothing but Orbax and its event loop took part in what cannot be raised."""
-    files = [Path(frame.filename).parts for frame in traceback.extract_tb(unraisable.exc_traceback)]
-    return bool(files) and all("asyncio" in parts or "orbax" in parts for parts in files)
+def _is_told_by_absl(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or "orbax" not in Path(record.pathname).parts
