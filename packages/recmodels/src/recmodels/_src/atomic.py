@@ -8,6 +8,8 @@ this machine, in the folder for temporary files, and then uploaded.
 
 import contextlib
 import errno
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -18,7 +20,7 @@ from recmodels._src import storage
 from recmodels._src.errors import UserError
 
 
-def check_output(path: Path, *, overwrite: bool) -> None:
+def check_output(path: Path, *, overwrite: bool, is_folder: bool = False) -> None:
     """Refuses an output that exists, unless it may be overwritten.
 
     Call it before long work, so that the refusal comes at once.
@@ -26,6 +28,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     Args:
       path: where the output will be.
       overwrite: whether an existing output may be replaced.
+      is_folder: whether the output is a folder; one kind never replaces the other.
 
     Raises:
       UserError: `path` exists and `overwrite` is false, or `path` cannot be written.
@@ -34,6 +37,10 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         raise UserError(f"{path} exists already; choose another name or pass --overwrite")
     if storage.is_remote(path):
         return
+    if path.exists() and not (path.is_dir() if is_folder else path.is_file()):
+        found = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device"
+        wanted = "folder" if is_folder else "file"
+        raise UserError(f"{path} is {found}, and a {wanted} is to be written; choose another name")
     blocker = next((p for p in path.absolute().parents if p.exists()), None)
     if blocker is not None and not blocker.is_dir():
         raise UserError(f"{path} cannot be written: {blocker} is a file, not a folder")
@@ -42,6 +49,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TEXTS = tuple(os.strerror(number) for number in _FULL)
 
 
 @contextlib.contextmanager
@@ -71,9 +79,10 @@ def _reason_if_full(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in _FULL:
         return error.strerror
     # Orbax and Polars put the system's words into errors of their own; NumPy counts items instead.
-    no_space, text = os.strerror(errno.ENOSPC), str(error)
-    by_numpy = isinstance(error, OSError) and "requested and" in text and "written" in text
-    return no_space if by_numpy or no_space in text else None
+    text = str(error)
+    if isinstance(error, OSError) and "requested and" in text and "written" in text:
+        return os.strerror(errno.ENOSPC)
+    return next((reason for reason in _FULL_TEXTS if reason in text), None)
 
 
 @contextlib.contextmanager
@@ -98,16 +107,18 @@ def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 yield Path(folder) / path.name
             storage.upload(Path(folder) / path.name, path)
         return
+    path = path.resolve()  # of a link the target is replaced, not the link
     temporary = _sibling(path, "tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with writing(path):
+    with writing(path), _owned(temporary, is_folder=False):
+        _remove_what_was_left(path)
+        try:
             yield temporary
             _sync(temporary)
             os.replace(temporary, path)
             _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -133,27 +144,68 @@ def atomic_folder(
       UserError: `path` exists and `overwrite` is false.
       OSError: the disk is full or cannot be written.
     """
-    check_output(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite, is_folder=True)
     if storage.is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
             with writing(path):
                 yield Path(folder)
             storage.upload_folder(Path(folder), path, last)
         return
+    path = path.resolve()
     temporary = _sibling(path, "tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        with writing(path):
+    with writing(path), _owned(temporary, is_folder=True):
+        _remove_what_was_left(path)
+        try:
             yield temporary
             for entry in sorted(temporary.rglob("*")):
                 _sync(entry)
             _sync(temporary)
             _swap_in(temporary, path)
             _sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _owned(temporary: Path, *, is_folder: bool) -> Iterator[None]:
+    """Makes a file or folder and keeps a lock on it, which ends with the process that holds it."""
+    descriptor = -1
+    while descriptor == -1:
+        _remove(temporary)
+        if is_folder:
+            temporary.mkdir()
+        else:
+            temporary.touch()
+        # Others may take it for left behind, and remove it, until it is locked.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(temporary, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if descriptor != -1 and not temporary.exists():
+            os.close(descriptor)
+            descriptor = -1
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_what_was_left(path: Path) -> None:
+    """Removes what killed writers of the same output left beside it, which may be large."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+        with contextlib.suppress(OSError):  # somebody else's, in use, or gone in the meantime
+            descriptor = os.open(temporary, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(temporary)
+            finally:
+                os.close(descriptor)
+    replaced = list(path.parent.glob(f".{glob.escape(path.name)}.old-*"))
+    if path.exists():  # else one of them is all there is of the output
+        for old in replaced:
+            with contextlib.suppress(OSError):
+                _remove(old)
 
 
 def _swap_in(new: Path, path: Path) -> None:
@@ -169,11 +221,12 @@ def _swap_in(new: Path, path: Path) -> None:
         if had_old:
             os.replace(old, path)
         raise
-    _remove(old)
+    with contextlib.suppress(FileNotFoundError):  # the next writer may be faster
+        _remove(old)
 
 
 def _sibling(path: Path, kind: str) -> Path:
-    return path.absolute().parent / f".{path.absolute().name}.{kind}-{os.getpid()}"
+    return path.parent / f".{path.name}.{kind}-{os.getpid()}"
 
 
 def _remove(path: Path) -> None:

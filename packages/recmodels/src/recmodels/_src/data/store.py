@@ -48,8 +48,8 @@ def check_store_output(path: Path, *, overwrite: bool) -> None:
     Raises:
       UserError: `path` exists and is not to be replaced, or is not a store.
     """
-    check_output(path, overwrite=overwrite)
-    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+    check_output(path, overwrite=overwrite, is_folder=True)
+    if path.exists() and any(path.iterdir()):
         try:
             _read_meta(path)
         except UserError as error:

@@ -77,7 +77,7 @@ def save_ranks(
     try:
         with atomic_file(path, overwrite=True) as temporary:
             table.write_parquet(temporary, metadata={_KEY: json.dumps(identity)})
-    except (OSError, UserError) as error:
+    except (OSError, UserError, pl.exceptions.PolarsError) as error:
         # The run may be somebody else's; what was measured is not lost with the copy of it.
         warnings.warn(f"ranks are not kept: {error}", stacklevel=2)
 
