@@ -290,9 +290,11 @@ def test_overwrite_replaces_stores_only(tmp_path, kind):
     content = out / "thesis.txt" if kind == "folder" else out
     content.parent.mkdir(exist_ok=True)
     content.write_text("years of work")
-    with pytest.raises(
-        UserError, match="exists and is not a whole sequence store; --overwrite rep"
-    ):
+    message = {
+        "folder": "exists and is not a whole sequence store; --overwrite rep",
+        "file": "precious is a file, and a folder is to be written; choose another name",
+    }
+    with pytest.raises(UserError, match=message[kind]):
         prepare(tmp_path / "input", out, format="pairs", overwrite=True)
     assert content.read_text() == "years of work"
 

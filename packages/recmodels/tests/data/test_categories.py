@@ -103,6 +103,8 @@ def test_numbers_go_by_name_whatever_the_order():
 
 _TOO_MANY = "item_id,category\n" + "".join(f"7,{n}\n" for n in range(MAX_CATEGORIES + 1))
 
+_WITH_LATE_NUL = "item_id,category\n" + "7,a\n" * 3000 + "7,a\0b\n"
+
 
 @pytest.mark.parametrize(
     ("pairs", "name", "message"),
@@ -113,6 +115,17 @@ _TOO_MANY = "item_id,category\n" + "".join(f"7,{n}\n" for n in range(MAX_CATEGOR
         ("\n", "x.csv", r"x.csv cannot be read: empty CSV; check the file"),
         ("PAR1", "x.parquet", r"x.parquet cannot be read: .*; check the file"),
         ("7 a", "x.txt", r"must be a .csv, .tsv or .parquet file; got x.txt"),
+        ("item_id,category\n7,a\n8,b,c\n", "x.csv", r"line 3 of x.csv has 3 fields, line 1 has 2"),
+        ("item_id,n,category\n7,1,a\n8,1,b,c\n", "x.csv", r"line 3 of x.csv has 4 fields, line 1"),
+        (
+            "item_id,item_id,category\n7,8,a\n",
+            "x.csv",
+            r"2 columns 'item_id' for --category-columns, at places 1 and 2",
+        ),
+        ('item_id,category\n7,"a\n', "x.csv", r"line 2 of x.csv opens a quote and does not close"),
+        ("item_id,category\n7,a\0b\n", "x.csv", r"x.csv is binary, and csv is a text format"),
+        (_WITH_LATE_NUL, "x.csv", r"row 3001 of x.csv has a NUL byte in its category"),
+        ("PAR1\0", "x.tsv", r"x.tsv is a parquet file, and tsv is a text format; check the file"),
         (_TOO_MANY, "x.csv", r"item 7 has 33 categories in x.csv; an item may have 32"),
     ],
 )
@@ -144,6 +157,8 @@ def test_command(tmp_path, capsys):
     file = ["--item-categories", str(tmp_path / "pairs.csv")]
     assert main([*base, *file, "--category-columns", "sku"]) == 2
     assert "must be the names of an item column and a category col" in capsys.readouterr().err
+    assert main([*base, *file, "--category-columns", "sku,sku"]) == 2
+    assert "must be the names of an item column and a category col" in capsys.readouterr().err
     assert main(["prepare", "--synthetic", "--out", str(tmp_path / "s"), *file]) == 2
     assert "--item-categories does not go with --synthetic" in capsys.readouterr().err
     assert main([*base, *file, *columns]) == 0
@@ -164,3 +179,16 @@ def test_damage_is_named(tmp_path, value, message):
     (store.path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match=message):
         SequenceStore.open(store.path).item_categories  # noqa: B018
+
+
+def test_text_in_another_encoding(tmp_path):
+    (tmp_path / "x.csv").write_bytes("item_id,category\n7,caf\xe9\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"x.csv cannot be read: line 2 of x.csv is no UTF-8 text"):
+        _prepare(tmp_path, _AS_IT_IS, name="x.csv")
+
+
+def test_a_cut_gzip_file(tmp_path):
+    whole = gzip.compress(_PAIRS.encode() * 100)
+    (tmp_path / "x.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"x.csv.gz cannot be read: .*; check the file"):
+        _prepare(tmp_path, _AS_IT_IS, name="x.csv.gz")

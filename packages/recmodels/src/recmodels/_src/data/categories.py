@@ -1,8 +1,9 @@
 """Categories of items: read from a file of pairs, kept in the store, numbered for the model."""
 
 import dataclasses
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,16 @@ import numpy as np
 import polars as pl
 
 from recmodels._src.data.ids import Place, normalise_ids
+from recmodels._src.data.table_formats import read_columns, scan_text
+from recmodels._src.data.text_files import (
+    CSV,
+    TSV,
+    Separated,
+    check_distinct,
+    check_text,
+    find_bad_line,
+    read_header,
+)
 from recmodels._src.errors import UserError
 
 MAX_CATEGORIES = 32
@@ -56,7 +67,7 @@ class CategoryFile:
 
     def __post_init__(self) -> None:
         """Checks the columns."""
-        if len(self.columns) != 2 or not all(self.columns):
+        if len(self.columns) != 2 or not all(self.columns) or len(set(self.columns)) != 2:
             raise UserError(
                 "`category_columns` must be the names of an item column and a category column; "
                 f"got {', '.join(self.columns)!r}"
@@ -69,8 +80,14 @@ def read_pairs(file: CategoryFile) -> CategoryPairs:
     Raises:
       UserError: the file cannot be read, has other columns, or an id or category of another type.
     """
-    with _as_user_errors(file.path):
-        table = _scan(file.path)
+    form = _form(file.path)
+    with _as_user_errors(file.path, form):
+        if form is None:
+            table = pl.scan_parquet(file.path)
+        else:
+            check_text(file.path, "csv" if form is CSV else "tsv", "check the file and its name")
+            # As text, like the events: "007" is not 7.
+            table = scan_text(file.path, form)
         present = table.collect_schema().names()
         for column in file.columns:
             if column not in present:
@@ -78,14 +95,22 @@ def read_pairs(file: CategoryFile) -> CategoryPairs:
                     f"{file.path} has no column {column!r}; name the item and the category column "
                     f"with --category-columns; columns of {file.path.name}: {', '.join(present)}"
                 )
-        item, category = file.columns
-        pairs = table.select(item=pl.col(item), category=pl.col(category)).collect()
+        names = dict(zip(("item", "category"), file.columns, strict=True))
+        if form is not None:
+            header = read_header(file.path, form)
+            check_distinct(
+                file.path, header, [("--category-columns", each) for each in file.columns]
+            )
+        frames = list(read_columns(table, names, checks_fields=form is not None))
+    if not frames:
+        raise _no_pair(file.path)
+    pairs = pl.concat(frames)
     place = Place(file.path.name, "row")
     items = normalise_ids(pairs["item"], "item", place, numeric=False)
     categories = normalise_ids(pairs["category"], "category", place, numeric=False)
     complete = pl.DataFrame({"item": items, "category": categories.cast(pl.String)}).drop_nulls()
     if complete.is_empty():
-        raise UserError(f"{file.path} has no pair of an item and a category")
+        raise _no_pair(file.path)
     return CategoryPairs(file.path.name, complete, pairs.height - complete.height)
 
 
@@ -141,26 +166,30 @@ def numbered(categories: pl.Series) -> ItemCategories:
     return ItemCategories(names.to_list(), table)
 
 
-def _scan(path: Path) -> pl.LazyFrame:
+def _no_pair(path: Path) -> UserError:
+    return UserError(f"{path} has no pair of an item and a category")
+
+
+def _form(path: Path) -> Separated | None:
+    """How the lines of a file are taken apart; None for parquet."""
     if not path.exists():
         raise UserError(f"{path} does not exist; check the path of the item categories")
+    forms = {".parquet": None, ".csv": CSV, ".tsv": TSV}
     kind = Path(path.name.removesuffix(".gz")).suffix
-    if kind == ".parquet":
-        return pl.scan_parquet(path)
-    # As text, like the events: "007" is not 7.
-    if kind == ".csv":
-        return pl.scan_csv(path, infer_schema=False, glob=False)
-    if kind == ".tsv":
-        return pl.scan_csv(path, separator="\t", quote_char=None, infer_schema=False, glob=False)
-    raise UserError(f"item categories must be a .csv, .tsv or .parquet file; got {path.name}")
+    if kind not in forms:
+        raise UserError(f"item categories must be a .csv, .tsv or .parquet file; got {path.name}")
+    return forms[kind]
 
 
 @contextmanager
-def _as_user_errors(path: Path) -> Iterator[None]:
+def _as_user_errors(path: Path, form: Separated | None) -> Iterator[None]:
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        if form is not None and isinstance(error, pl.exceptions.PolarsError):
+            with suppress(OSError, EOFError, zlib.error):  # a cut gzip file
+                reason = find_bad_line(path, form) or reason
         raise UserError(f"{path} cannot be read: {reason}; check the file") from error
 
 

@@ -72,6 +72,12 @@ def _parse_strings(ids: pl.Series, name: str, place: Place, *, numeric: bool) ->
             f"{place.of(position)} has the {name} id {ids[position]!r}; this format has integer "
             "ids only, so read the file as csv, tsv or parquet"
         )
+    has_nul = ids.str.contains("\0", literal=True).fill_null(False)
+    if has_nul.any():
+        raise UserError(
+            f"{place.of(has_nul.arg_true()[0])} has a NUL byte in its {name}, as a damaged or "
+            "UTF-16 file has; take it out, or convert the file to UTF-8"
+        )
     return ids
 
 

@@ -16,7 +16,7 @@ import polars as pl
 from recmodels._src.data import line_formats, table_formats
 from recmodels._src.data.raw import RawEvents
 from recmodels._src.data.table_formats import TableColumns
-from recmodels._src.data.text_files import CSV, TSV, Separated, find_bad_line, open_binary
+from recmodels._src.data.text_files import CSV, TSV, Separated, check_text, find_bad_line
 from recmodels._src.errors import UserError
 
 Format = Literal[
@@ -93,7 +93,7 @@ def read_events(
         raise UserError(f"{path} is empty; a file with interactions is needed")
     with _as_user_errors(path, format):
         if reader.text:
-            _check_text(path, format)
+            check_text(path, format, "check --format")
         events = reader.read(path, columns)
     return dataclasses.replace(events, frames=_checked(events.frames, path, format))
 
@@ -122,15 +122,6 @@ def _check_options(
         raise UserError(f"--no-header is for csv and tsv; got format {format}")
     if min_played_pct and not reader.played_pct:
         raise UserError(f"--min-played-pct is for the yambda formats; got format {format}")
-
-
-def _check_text(path: Path, format: str) -> None:
-    # Without this a parquet file read as csv is a table with unreadable column names.
-    with open_binary(path) as file:
-        start = file.read(4096)
-    if b"\0" in start:
-        kind = "a parquet file" if start.startswith(b"PAR1") else "binary"
-        raise UserError(f"{path} is {kind}, and {format} is a text format; check --format")
 
 
 @contextmanager

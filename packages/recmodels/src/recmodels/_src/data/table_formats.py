@@ -6,14 +6,14 @@ Python object.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import polars as pl
 
 from recmodels._src.data import raw
 from recmodels._src.data.raw import RawEvents, Unit, in_pieces
-from recmodels._src.data.text_files import CSV, TSV, Separated, read_header
+from recmodels._src.data.text_files import CSV, TSV, Separated, check_distinct, read_header
 from recmodels._src.errors import UserError
 
 _ROWS_OF_LISTS = 1 << 12  # histories in memory at a time
@@ -52,7 +52,7 @@ def read_parquet(path: Path, columns: TableColumns) -> RawEvents:
 def read_movielens_udata(path: Path, columns: TableColumns) -> RawEvents:
     """Reads `user<TAB>item<TAB>rating<TAB>time` lines, the u.data of MovieLens-100K."""
     del columns
-    table = _scan_text(path, TSV, has_header=False)
+    table = scan_text(path, TSV, has_header=False)
     names = table.collect_schema().names()
     if len(names) != 4:
         raise UserError(
@@ -135,19 +135,14 @@ def _check_list_lengths(table: pl.LazyFrame, lists: list[str], path: Path) -> No
 
 def _read_separated(path: Path, columns: TableColumns, form: Separated) -> RawEvents:
     header = read_header(path, form) if columns.has_header else []
-    table = _scan_text(path, form, has_header=columns.has_header)
+    table = scan_text(path, form, has_header=columns.has_header)
     names = _names(table, columns, path)
-    for key, name in names.items():
-        if header.count(name) > 1:  # only the first one keeps its name
-            places = [str(place) for place, each in enumerate(header, 1) if each == name]
-            raise UserError(
-                f"{path.name} has {len(places)} columns {name!r} for --{key}, at places "
-                f"{' and '.join(places)} of its header; give them different names"
-            )
+    check_distinct(path, header, [(f"--{key}", name) for key, name in names.items()])
     return _select(table, names, checks_fields=True)
 
 
-def _scan_text(path: Path, form: Separated, *, has_header: bool) -> pl.LazyFrame:
+def scan_text(path: Path, form: Separated, *, has_header: bool = True) -> pl.LazyFrame:
+    """A file with columns, gzipped or not, every one of them as text."""
     # Everything as text: type inference from the first rows would break on a later
     # "B000123" and would turn "007" into 7.
     return pl.scan_csv(
@@ -213,13 +208,28 @@ def _select(
     numeric: bool = False,
     checks_fields: bool = False,
 ) -> RawEvents:
+    frames = read_columns(table, names, checks_fields=checks_fields)
+    return RawEvents(frames=frames, unit=unit, numeric=numeric, columns=dict(names))
+
+
+def read_columns(
+    table: pl.LazyFrame, names: Mapping[str, str], *, checks_fields: bool
+) -> Iterator[pl.DataFrame]:
+    """Reads columns of a file piece by piece, under other names.
+
+    Args:
+      table: the file.
+      names: names in the file by new name.
+      checks_fields: whether lines may have the wrong number of fields.
+
+    Raises:
+      pl.exceptions.PolarsError: the file cannot be read.
+    """
     columns = {key: pl.col(name) for key, name in names.items()}
     unused = [name for name in table.collect_schema().names() if name not in names.values()]
     if not (checks_fields and unused):
-        frames = in_pieces(table.select(**columns))
-    else:
-        # polars counts the fields of a line only where it reads all columns, and a line with one
-        # too many has its columns shifted.
-        table = table.select(**columns, unused=pl.any_horizontal(pl.col(unused).is_null()))
-        frames = (frame.drop("unused") for frame in in_pieces(table))
-    return RawEvents(frames=frames, unit=unit, numeric=numeric, columns=dict(names))
+        return in_pieces(table.select(**columns))
+    # polars counts the fields of a line only where it reads all columns, and a line with one
+    # too many has its columns shifted.
+    table = table.select(**columns, unused=pl.any_horizontal(pl.col(unused).is_null()))
+    return (frame.drop("unused") for frame in in_pieces(table))

@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import gzip
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -45,6 +45,24 @@ def open_binary(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path) if is_gzip else path.open("rb"))
 
 
+def check_text(path: Path, wanted: str, remedy: str) -> None:
+    """Refuses a binary file, which would be a table with unreadable column names.
+
+    Args:
+      path: the file.
+      wanted: what it is to be, for the message, such as "csv".
+      remedy: end of the message.
+
+    Raises:
+      UserError: it is a parquet file, or binary.
+    """
+    with open_binary(path) as file:
+        start = file.read(4096)
+    if b"\0" in start:
+        kind = "a parquet file" if start.startswith(b"PAR1") else "binary"
+        raise UserError(f"{path} is {kind}, and {wanted} is a text format; {remedy}")
+
+
 def read_header(path: Path, form: Separated) -> list[str]:
     """The fields of the first line that is not blank.
 
@@ -52,6 +70,26 @@ def read_header(path: Path, form: Separated) -> list[str]:
       UserError: it is no text in UTF-8, or a quote in it stays open.
     """
     return next(_records(path, form), _Record([], 1, "")).fields
+
+
+def check_distinct(path: Path, header: list[str], columns: Iterable[tuple[str, str]]) -> None:
+    """Refuses a header that has a column twice that is to be read.
+
+    Args:
+      path: the file.
+      header: its columns.
+      columns: option and the name of the column that it gave.
+
+    Raises:
+      UserError: one of the names is there twice.
+    """
+    for option, name in columns:
+        if header.count(name) > 1:  # for polars only the first one keeps its name
+            places = [str(place) for place, each in enumerate(header, 1) if each == name]
+            raise UserError(
+                f"{path.name} has {len(places)} columns {name!r} for {option}, at places "
+                f"{' and '.join(places)} of its header; give them different names"
+            )
 
 
 def find_bad_line(path: Path, form: Separated | None) -> str | None:
