@@ -97,8 +97,7 @@ def test_what_is_printed(timed_store, capsys):
         "repeats            20.0% of the events, the user had the item before",
         "time               2020-09-13 to 2020-09-15, 2.0 days; 20.0% of the events at the time of "
         "the one before",
-        "next-8             0 users to evaluate, 2 shorter than 27; 0.0% of the test targets are "
-        "never seen in training",
+        "next-8             0 users to evaluate, 2 shorter than 27",
         "leave-one-out      1 users to evaluate, 1 shorter than 3; 100.0% of the test targets are "
         "never seen in training",
         "filters            deduplicate exact, min_interactions 2",

@@ -159,6 +159,11 @@ DAMAGES = {
         f"no {n}": (_drop_meta(n), f"is damaged: meta.json has no valid {n}")
         for n in ("num_users", "num_items", "num_interactions", "digest", "timestamps")
     },
+    **{
+        f"null {n}": (_change_meta(**{n: None}), f"is damaged: meta.json has no valid {n}")
+        for n in ("source", "filters", "skipped")
+    },
+    "word count": (_change_meta(skipped={"x": "y"}), "is damaged: meta.json has no valid skipped"),
     "users": (_drop_row("users.parquet"), "users.parquet has 1 rows, meta.json says 2"),
     "catalog": (_drop_row("items.parquet"), "items.parquet has 2 rows, meta.json says 3"),
     "columns": (

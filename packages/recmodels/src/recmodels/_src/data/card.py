@@ -129,8 +129,11 @@ class DatasetCard:
         for protocol, share in self.evaluation.items():
             short = self.num_users - share.num_users
             text = f"{share.num_users:,} users to evaluate, {short:,} shorter than "
-            text += f"{share.min_length}; {share.unseen_targets_share:.1%} of the test targets are "
-            lines.append((protocol, text + "never seen in training"))
+            text += f"{share.min_length}"
+            if share.num_users:
+                text += f"; {share.unseen_targets_share:.1%} of the test targets are "
+                text += "never seen in training"
+            lines.append((protocol, text))
         unused = dataclasses.asdict(Filters())
         used = [f"{name} {v}" for name, v in self.filters.items() if v != unused.get(name)]
         lines.append(("filters", ", ".join(used) or "none"))

@@ -249,6 +249,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
     for name in ("digest", "timestamps"):
         if not isinstance(meta.get(name), str):
             raise _damaged(path, f"meta.json has no valid {name}")
+    for name in ("source", "filters", "skipped"):  # for the card; older stores may lack them
+        if not isinstance(meta.get(name, {}), dict):
+            raise _damaged(path, f"meta.json has no valid {name}")
+    if not all(type(count) is int for count in meta.get("skipped", {}).values()):
+        raise _damaged(path, "meta.json has no valid skipped")
     if not _are_category_counts(meta.get("item_categories")):
         raise _damaged(path, "meta.json has no valid item_categories")
     missing = [name for name in _FILES if not (path / name).is_file()]
