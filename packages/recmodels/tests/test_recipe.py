@@ -27,6 +27,27 @@ from recmodels import RECIPES, Recipe, UserError, get_recipe
         ({"loss": "gbce", "label_smoothing": 0.1}, "`label_smoothing` must be 0 with `loss` gbce"),
         ({"seed": -1}, r"`seed` must be between 0 and 2\*\*32 - 1; got -1"),
         ({"seed": 2**32}, r"`seed` must be between 0 and 2\*\*32 - 1; got 4294967296"),
+        (
+            {"mask_share": 0.3},
+            "`mask_share` is read with `model` bert4rec only; with sasrec",
+        ),
+        ({"mask_end_share": 0.3}, "`mask_end_share` is read with `model` bert4rec only"),
+        (
+            {"num_negatives": 8},
+            "`num_negatives` is read with `loss` sampled-bce or gbce only",
+        ),
+        (
+            {"loss": "sampled-bce", "gbce_calibration": 0.5},
+            "is read with `loss` gbce only; with",
+        ),
+        (
+            {"loss": "dense-bce", "gradient_mode": "fused"},
+            "it must be 'auto'; got 'fused'",
+        ),
+        (
+            {"loss": "gbce", "precision": "highest"},
+            "`precision` is read with `loss` cut-bce or",
+        ),
         ({"bogus": 1}, "a recipe has no field `bogus`"),
     ],
 )

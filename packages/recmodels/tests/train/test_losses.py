@@ -84,7 +84,7 @@ def test_sampled_losses(name, calibration):
         beta = sampled_share * (calibration * (1 - 1 / sampled_share) + 1 / sampled_share)
         assert 0.2 < beta < 0.5
     want = _sampled(*case, 5, beta)
-    got, gradients = _value_and_grad(name, case, num_negatives=5, gbce_calibration=calibration)
+    got, gradients = _value_and_grad(name, case, num_negatives=5)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients))
 
@@ -92,9 +92,9 @@ def test_sampled_losses(name, calibration):
 def test_fully_calibrated_gbce_weighs_targets_by_the_sampled_share():
     case = _case(num_targets=1)
     far_below = case[0] | {"output_bias": jnp.full(VOCAB, -50.0)}  # negatives cost nothing
-    values = {"num_negatives": 4, "gbce_calibration": 1.0}
-    plain = _value_and_grad("sampled-bce", (far_below, *case[1:]), **values)[0]
-    gbce = _value_and_grad("gbce", (far_below, *case[1:]), **values)[0]
+    case = (far_below, *case[1:])
+    plain = _value_and_grad("sampled-bce", case, num_negatives=4)[0]
+    gbce = _value_and_grad("gbce", case, num_negatives=4, gbce_calibration=1.0)[0]
     np.testing.assert_allclose(gbce / plain, 4 / (NUM_ITEMS - 1), rtol=1e-4)
 
 
@@ -131,9 +131,8 @@ def test_losses_of_all_logits_refuse_a_sharded_table():
 
 @pytest.mark.parametrize("name", ["cut-softmax", "gbce"])
 def test_a_step_with_it_learns(name):
-    recipe = small_recipe(
-        loss=name, num_targets=1, num_negatives=8, dropout=0.0, learning_rate=0.05
-    )
+    negatives = {"num_negatives": 8} if name == "gbce" else {}
+    recipe = small_recipe(loss=name, num_targets=1, dropout=0.0, learning_rate=0.05, **negatives)
     rng = np.random.default_rng(0)
     history = jnp.asarray(rng.integers(1, VOCAB, (8, 8)).astype(np.int32))
     targets = (history % NUM_ITEMS + 1)[..., None]

@@ -210,6 +210,13 @@ class Recipe:
             value = getattr(self, name)
             if not holds(self, value):
                 raise UserError(f"`{name}` must be {rule.format(self)}; got {value!r}.")
+        for name, chooser, readers in _READ_BY:
+            value, default = getattr(self, name), self.__dataclass_fields__[name].default
+            if value != default and getattr(self, chooser) not in readers:
+                raise UserError(
+                    f"`{name}` is read with `{chooser}` {' or '.join(readers)} only; with "
+                    f"{getattr(self, chooser)} it must be {default!r}; got {value!r}."
+                )
         parse_mesh(self.mesh)
 
     def override(self, **values: Any) -> "Recipe":
@@ -284,6 +291,16 @@ def _not_negative(_: Recipe, value: float) -> bool:
 def _share(_: Recipe, value: float) -> bool:
     return 0 <= value < 1
 
+
+# (field, field that decides whether it is read, values with which it is)
+_READ_BY = (
+    ("mask_share", "model", ("bert4rec",)),
+    ("mask_end_share", "model", ("bert4rec",)),
+    ("num_negatives", "loss", ("sampled-bce", "gbce")),
+    ("gbce_calibration", "loss", ("gbce",)),
+    ("gradient_mode", "loss", ("cut-bce",)),
+    ("precision", "loss", ("cut-bce", "cut-softmax")),
+)
 
 # (field, rule in words with fields of the recipe filled in, test)
 _RULES = (
