@@ -245,9 +245,19 @@ def test_no_readable_checkpoint(run_dir):
         _train(run_dir)
 
 
-def test_a_removed_bundle_is_written_again(run_dir):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        shutil.rmtree,
+        lambda bundle: (bundle / "item_embeddings.npy").unlink(),
+        lambda bundle: (bundle / "users.parquet").write_bytes(b"PAR1"),
+        lambda bundle: (bundle / "bundle.json").write_text("{}"),
+        lambda bundle: (bundle / "bundle.json").write_text("["),
+    ],
+)
+def test_a_damaged_bundle_is_written_again(run_dir, damage):
     manifest = json.loads((run_dir / "bundle" / "bundle.json").read_text())
-    shutil.rmtree(run_dir / "bundle")
+    damage(run_dir / "bundle")
     assert _train(run_dir).already_finished
     again = json.loads((run_dir / "bundle" / "bundle.json").read_text())
     name = "item_embeddings.npy"

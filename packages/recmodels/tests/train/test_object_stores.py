@@ -9,6 +9,7 @@ from object_stores import object_stores
 from train_cases import chain_store, small_recipe
 
 from recmodels import UserError, compare, evaluate, recommend, train, write_report
+from recmodels._src.bundle import is_whole
 from recmodels._src.cli import main
 from recmodels._src.storage import as_path, upload_folder
 from recmodels._src.train.run_directory import RunDirectory
@@ -172,3 +173,13 @@ def test_several_processes_need_another_place_than_s3(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=r"several processes cannot write checkpoints to s3://pair"):
         Staging(as_path("s3://pair/run/checkpoints"))
+
+
+def test_a_bundle_that_lacks_an_object_is_written_again(remote):
+    root, objects, _ = remote
+    assert is_whole(f"{root}/run/bundle")
+    content = objects.pop("run/bundle/item_embeddings.npy")
+    assert not is_whole(f"{root}/run/bundle")
+    assert train(small_recipe(), f"{root}/store", f"{root}/run", progress=False).already_finished
+    assert objects["run/bundle/item_embeddings.npy"][1] == content[1]
+    assert is_whole(f"{root}/run/bundle")

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from jax import Array
 
+from recmodels._src import storage
 from recmodels._src.atomic import atomic_folder
 from recmodels._src.data.store import SequenceStore
 from recmodels._src.models.base import output_table
@@ -75,6 +76,17 @@ def write_bundle(
         manifest = _manifest(recipe, store, vectors.shape[1], step)
         manifest["files"] = {file.name: _checksum(file) for file in sorted(folder.iterdir())}
         (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def is_whole(path: str | Path) -> bool:
+    """Whether a bundle has all its files, in the sizes that its manifest names."""
+    folder = as_path(path)
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+        return all(storage.size(folder / name) == size for name, size in sizes.items())
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def item_vectors(

@@ -83,6 +83,16 @@ def absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
 
+def size(path: Path) -> int:
+    """Bytes of a file or an object.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found: Any = path.stat()
+    return found.length if is_remote(path) else found.st_size
+
+
 def is_failure(error: Exception) -> bool:
     """Whether an exception says that a file or an object could not be read or written."""
     return (

@@ -30,6 +30,7 @@ COLUMN = "categories"
 COUNTS = ("num_categories", "num_items_without", "num_unknown_items", "num_incomplete_lines")
 """What `meta.json` says of them, beside the name of the file."""
 _DEFAULT_COLUMNS = ("item_id", "category")
+_PAIR: tuple[str, ...] = ("item", "category")  # columns of `CategoryPairs.pairs`
 
 
 class CategoryPairs(NamedTuple):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from recmodels._src.bundle import write_bundle
+from recmodels._src.bundle import is_whole, write_bundle
 from recmodels._src.data.pipeline import (
     evaluation_batches,
     train_batches,
@@ -111,7 +111,7 @@ def train(
     placement = placement.with_rows(run.num_rows)
     with run.locked():
         if run.summary is not None:
-            if not (run.path / "bundle" / "bundle.json").exists():
+            if not is_whole(run.path / "bundle"):
                 _write_bundle(run, store, run.restore())
             return _result(run, already_finished=True)
         _train(run, store, placement, data, progress)
