@@ -96,12 +96,10 @@ def read_pairs(file: CategoryFile) -> CategoryPairs:
                     f"{file.path} has no column {column!r}; name the item and the category column "
                     f"with --category-columns; columns of {file.path.name}: {', '.join(present)}"
                 )
-        names = dict(zip(("item", "category"), file.columns, strict=True))
+        names = dict(zip(_PAIR, file.columns, strict=True))
         if form is not None:
-            header = read_header(file.path, form)
-            check_distinct(
-                file.path, header, [("--category-columns", each) for each in file.columns]
-            )
+            options = [("--category-columns", name) for name in file.columns]
+            check_distinct(file.path, read_header(file.path, form), options)
         frames = list(read_columns(table, names, checks_fields=form is not None))
     if not frames:
         raise _no_pair(file.path)
