@@ -35,10 +35,16 @@ def _start(process_id, port, store, run_dir, mesh, num_devices):
     )
 
 
-def _finish(process):
-    out, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    return [line for line in out.splitlines() if line.startswith("result")]
+def _finish(*processes):
+    """Lines with results of each; all of them end, also when one of them fails."""
+    try:
+        ends = [process.communicate(timeout=500) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert not any(process.returncode for process in processes), [errors for _, errors in ends]
+    return [[line for line in out.splitlines() if line.startswith("result")] for out, _ in ends]
 
 
 def _train_together(store, run_dir, mesh):
@@ -46,7 +52,7 @@ def _train_together(store, run_dir, mesh):
         chosen.bind(("localhost", 0))
         port = chosen.getsockname()[1]
     both = [_start(number, port, store, run_dir, mesh, 2) for number in range(2)]
-    lines = [_finish(process) for process in both]
+    lines = _finish(*both)
     assert lines[0] == lines[1] != []
     return lines[0]
 
