@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from object_stores import object_stores
-from train_cases import chain_store
+from train_cases import chain_store, small_recipe
 
+from recmodels import SequenceStore
 from recmodels._src.storage import as_path, upload_folder
+from recmodels._src.train import processes
 from recmodels._src.train.metrics_log import read_metrics
 from recmodels._src.train.run_directory import RunDirectory
 
@@ -95,6 +97,21 @@ def test_processes_along_the_model_axis_resume_from_a_checkpoint(runs):
     run.write_json("config.json", run._config())
     _train_together(runs / "store", run_dir, "data=1,model=4")
     _assert_alike(run_dir, runs / "alone")
+
+
+def test_a_process_that_comes_late_meets_what_the_first_one_makes(tmp_path, monkeypatch):
+    """The first process writes config.json as soon as all have looked for it."""
+    store, recipe = SequenceStore.open(chain_store(tmp_path / "store").path), small_recipe()
+    first = RunDirectory.create_or_resume(tmp_path / "first", recipe, store, num_rows=1024)
+
+    def meet(where):
+        if where == "the run was looked for":
+            shutil.copytree(first.path, tmp_path / "run")
+
+    monkeypatch.setattr(processes, "wait_for_all", meet)
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    run = RunDirectory.create_or_resume(tmp_path / "run", recipe, store, num_rows=1024)
+    assert run.recipe == first.recipe
 
 
 @pytest.mark.slow

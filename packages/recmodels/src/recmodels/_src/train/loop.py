@@ -111,7 +111,7 @@ def train(
     placement = placement.with_rows(run.num_rows)
     with run.locked():
         if run.summary is not None:
-            if not is_whole(run.path / "bundle"):
+            if processes.any_of_all(not is_whole(run.path / "bundle")):
                 _write_bundle(run, store, run.restore())
             return _result(run, already_finished=True)
         _train(run, store, placement, data, progress)

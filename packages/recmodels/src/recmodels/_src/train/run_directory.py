@@ -69,9 +69,10 @@ class RunDirectory:
         path = storage.as_path(path)
         source = None if start_from is None else storage.as_path(start_from)
         begins_with = None if source is None else str(storage.absolute(source))
-        exists = (path / "config.json").exists()
+        is_run = (path / "config.json").exists()
+        is_other = path.exists() and (not path.is_dir() or any(_visible(path)))
         processes.wait_for_all("the run was looked for")  # before the first process makes it
-        if exists:
+        if is_run:
             run = cls.open(path)
             _check_same(run, recipe, store)
             if run.start_from != begins_with:
@@ -80,7 +81,7 @@ class RunDirectory:
                     f"from {begins_with or 'random parameters'}; choose another --out."
                 )
             return run
-        if path.exists() and (not path.is_dir() or any(_visible(path))):
+        if is_other:
             raise UserError(f"{path} exists and is not a training run; choose another --out.")
         run = cls(path, recipe, store_identity(store), num_rows, begins_with)
         if processes.is_first():
