@@ -99,6 +99,14 @@ def test_processes_along_the_model_axis_resume_from_a_checkpoint(runs):
     _assert_alike(run_dir, runs / "alone")
 
 
+def test_processes_write_a_bundle_again(runs):
+    run_dir = runs / "without bundle"
+    shutil.copytree(runs / "together", run_dir)
+    shutil.rmtree(run_dir / "bundle")
+    _train_together(runs / "store", run_dir, "data=4")
+    _assert_alike(run_dir, runs / "alone")
+
+
 def test_a_process_that_comes_late_meets_what_the_first_one_makes(tmp_path, monkeypatch):
     """The first process writes config.json as soon as all have looked for it."""
     store, recipe = SequenceStore.open(chain_store(tmp_path / "store").path), small_recipe()

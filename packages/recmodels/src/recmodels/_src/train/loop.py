@@ -112,7 +112,7 @@ def train(
     with run.locked():
         if run.summary is not None:
             if processes.any_of_all(not is_whole(run.path / "bundle")):
-                _write_bundle(run, store, run.restore())
+                _write_bundle(run, store, run.restore(placement))
             return _result(run, already_finished=True)
         _train(run, store, placement, data, progress)
         return _result(run, already_finished=False)

@@ -177,8 +177,11 @@ class RunDirectory:
         """The checkpoint folder, for writing."""
         return self._checkpoints(self.recipe.keep_checkpoints)
 
-    def restore(self) -> TrainState:
-        """State of the checkpoint that counts by the recipe's `selection`, on one device.
+    def restore(self, placement: Placement | None = None) -> TrainState:
+        """State of the checkpoint that counts by the recipe's `selection`.
+
+        Args:
+            placement: where it goes, with all processes taking part; one device by default.
 
         Raises:
             UserError: there is no complete checkpoint yet, or it is damaged.
@@ -186,12 +189,13 @@ class RunDirectory:
         checkpoints = self._checkpoints(None) if (self.path / "checkpoints").exists() else None
         if checkpoints is None or checkpoints.latest_step is None:
             raise UserError(f"{self.path} has no complete checkpoint yet; run `recmodels train`.")
-        num_categories = self.store["num_categories"] if self.recipe.item_categories else 0
-        vocab_size = self.store["num_items"] + 1
-        one_device = Placement(vocab_size, self.num_rows, num_categories=num_categories)
+        if placement is None:
+            num_categories = self.store["num_categories"] if self.recipe.item_categories else 0
+            vocab_size = self.store["num_items"] + 1
+            placement = Placement(vocab_size, self.num_rows, num_categories=num_categories)
         try:
             step = self._chosen_step(checkpoints.steps)
-            return checkpoints.restore(one_device.state(self.recipe), step=step)[0]
+            return checkpoints.restore(placement.state(self.recipe), step=step)[0]
         finally:
             checkpoints.close()
 
